@@ -823,7 +823,12 @@ class Cluster:
         """Spawn a mesh of `PROCS` procs on each host, through the tree, and wait for all."""
         driver, procs = self.driver, self._procs()
         spec = {"spec": "x" * self.model.spec}
-        driver.perform(driver.directory.spawn_down(_CLIENT, spec, procs, self.fanout))
+        books = driver.directory
+        if len(procs) > self.fanout:
+            driver.perform(books.spawn_down(_CLIENT, spec, procs, self.fanout))
+        else:
+            for host, those in procs.items():
+                driver.perform(books.spawn_there(_CLIENT, host, spec, those))
         return self._cast(self.model.argument, Node.answer_when_up)
 
     def spawn_one_by_one(self) -> Call:

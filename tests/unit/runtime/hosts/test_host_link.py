@@ -137,3 +137,28 @@ def test_an_altered_greeting_is_reported() -> None:
     for agent in (world.dialer, world.listener):
         agent.link.end("the test is over")
     world.reactor.close()
+
+
+@pytest.mark.internal_errors
+def test_a_message_that_fails_takes_none_of_its_packets_with_it(
+    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Messages that arrive together are all handled, and the error is reported."""
+    got: list[bytes] = []
+
+    def delivered(lane: int, data: bytes | bytearray | memoryview) -> None:
+        got.append(bytes(data))
+        if got[-1] == b"last":
+            world.reactor.stop()
+        elif got[-1] == b"bad":
+            raise ValueError("this message cannot be handled")
+
+    monkeypatch.setattr(world.listener, "delivered", delivered)
+    world.connect()
+    messages = [b"one", b"bad", b"two", b"bad", b"last"]
+    for message in messages:
+        world.dialer.link.send(LANE, [message])
+    world.reactor.call_later(20.0, world.reactor.stop)  # if the last one never comes
+    world.reactor.run()
+    assert got == messages
+    assert "this message cannot be handled" in capsys.readouterr().err

@@ -353,24 +353,29 @@ class HostLink:
     # -- what the channel decides ----------------------------------------------------------------
 
     def _perform(self, effects: list[Effect]) -> None:
-        for effect in effects:
-            if isinstance(effect, Deliver):
-                self._receiver.delivered(effect.lane, effect.data)
-            elif isinstance(effect, Acknowledged):
-                for token in effect.tokens:
-                    done: Any = token
-                    done()
-            elif isinstance(effect, Room):
-                self._receiver.room(effect.lane)
-            elif isinstance(effect, Heartbeat):
-                self._receiver.heartbeat(effect.payload)
-            elif isinstance(effect, Dial):
-                self._receiver.dial()
-            elif isinstance(effect, Connected):
-                self._receiver.connected(again=effect.again)
-            else:
-                assert isinstance(effect, Ended)
-                self._over(effect)
+        rest = iter(effects)
+        for effect in rest:
+            try:
+                if isinstance(effect, Deliver):
+                    self._receiver.delivered(effect.lane, effect.data)
+                elif isinstance(effect, Acknowledged):
+                    for token in effect.tokens:
+                        done: Any = token
+                        done()
+                elif isinstance(effect, Room):
+                    self._receiver.room(effect.lane)
+                elif isinstance(effect, Heartbeat):
+                    self._receiver.heartbeat(effect.payload)
+                elif isinstance(effect, Dial):
+                    self._receiver.dial()
+                elif isinstance(effect, Connected):
+                    self._receiver.connected(again=effect.again)
+                else:
+                    assert isinstance(effect, Ended)
+                    self._over(effect)
+            except Exception:
+                self._perform(list(rest))  # the channel does not repeat them
+                raise
 
     def _over(self, end: Ended) -> None:
         self._pump()  # sends the channel's last packet

@@ -249,10 +249,15 @@ class PeerHost(Receiver):
             self._carry_out(self._arrivals.by_tree(place, order))
 
     def _carry_out(self, orders: Sequence[Spawn]) -> None:
-        for order in orders:
-            for lane, proc in zip(order.get("lanes", ()), order["procs"], strict=True):
-                self._opened(lane, proc["uid"], order["parent"], first=True)
-            self._agent.from_peer_host(self, order)
+        rest = iter(orders)
+        for order in rest:
+            try:
+                for lane, proc in zip(order.get("lanes", ()), order["procs"], strict=True):
+                    self._opened(lane, proc["uid"], order["parent"], first=True)
+                self._agent.from_peer_host(self, order)
+            except Exception:
+                self._carry_out(list(rest))  # they do not come again
+                raise
 
     def _opened(self, lane: int, near: int, far: int, *, first: bool, stream: str = "") -> None:
         """Open this end of a tunnel that the other side has opened."""
@@ -298,7 +303,7 @@ class PeerHost(Receiver):
             return
         try:
             self._handle(agent_messages.decode(data))
-        finally:
+        finally:  # a message that fails has its place in the order, too
             self._carry_out(self._arrivals.heard())
 
     def _handle(self, message: AgentMessage) -> None:

@@ -1,0 +1,135 @@
+"""Messages and spawn orders at a peer host: one that fails takes no other with it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from types import SimpleNamespace
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monarch._engine.protocol.session.lanes import CONTROL
+from monarch._engine.protocol.spawn_orders import Orders
+from monarch._engine.runtime.cast.tunnel_end import SpawnShare
+from monarch._engine.runtime.hosts.peer_host import PeerHost
+
+Act = tuple[str, int, bool]
+
+
+class Refused(Exception):
+    """The agent cannot handle a message."""
+
+
+class Reactor:
+    """Calls at once, and goes on after an error, as a reactor does."""
+
+    def call_soon(self, function: Any, *args: Any) -> None:
+        with contextlib.suppress(Refused):
+            function(*args)
+
+    def call_at(self, when: float, function: Any) -> None:
+        """Never call: the test has no time."""
+
+
+class Receiver:
+    """An agent with one peer host; what that peer sent, and what arrived here."""
+
+    def __init__(self) -> None:
+        self.sent: list[int] = []
+        self.got: list[int] = []
+        self.fails: set[int] = set()
+        self.orders: Orders[dict[str, Any]] = Orders()
+        self.tree: list[SpawnShare] = []
+        self.parents: dict[int, int] = {}  # by the number of the order
+        self.direct: list[bytes] = []
+        agent: Any = SimpleNamespace(
+            name="a",
+            reactor=Reactor(),
+            casts=SimpleNamespace(way=lambda name, peer: (name, peer)),
+            next_number=lambda: 1,
+            from_peer_host=self.take,
+        )
+        self.peer = PeerHost(agent, "b", None, 1, 60.0, 60.0, 1 << 20)
+
+    def take(self, _peer: PeerHost, message: Any) -> None:
+        number = message["uid"] if message["op"] == "left" else message["parent"]
+        self.got.append(number)
+        if number in self.fails:
+            raise Refused(number)
+
+    def say(self) -> None:
+        self._copy(self.orders.say())
+        self.direct.append(json.dumps({"op": "left", "uid": self._new()}).encode())
+
+    def order(self) -> None:
+        spawn = {"op": "spawn", "parent": self._new(), "spec": {}, "procs": [], "lanes": []}
+        place = self.orders.send(spawn)
+        spawn["number"] = place.number
+        self.tree.append(SpawnShare(*place, [], []))
+        self.parents[place.number] = spawn["parent"]
+
+    def insist(self) -> None:
+        self._copy(self.orders.copies())
+
+    def _new(self) -> int:
+        self.sent.append(len(self.sent))
+        return self.sent[-1]
+
+    def _copy(self, copies: list[tuple[int, Any]]) -> None:
+        self.direct += [json.dumps(order).encode() for _, order in copies]
+
+    def arrive(self) -> None:
+        with contextlib.suppress(Refused):
+            self.peer.delivered(CONTROL, self.direct.pop(0))
+
+    def arrive_by_tree(self, index: int) -> None:
+        share = self.tree.pop(index)
+        self.peer.ordered(share, {"op": "spawn", "parent": self.parents[share.number], "spec": {}, "procs": []})
+        self.orders.confirm(share.number)
+
+
+acts = st.lists(
+    st.tuples(
+        st.sampled_from(["say", "order", "order", "tree", "arrive", "insist"]),
+        st.integers(0, 20),
+        st.booleans(),
+    ),
+    max_size=50,
+)
+
+
+@given(acts)
+def test_a_failure_takes_no_message_and_no_order_with_it(program: list[Act]) -> None:
+    """Some of them fail at the agent. Each has been tried once, in the order of sending."""
+    here = Receiver()
+    for act, number, fails in program:
+        if act in ("say", "order"):
+            (here.say if act == "say" else here.order)()
+            if fails:
+                here.fails.add(here.sent[-1])
+        elif act == "tree" and here.tree:
+            here.arrive_by_tree(number % len(here.tree))
+        elif act == "arrive" and here.direct:
+            here.arrive()
+        elif act == "insist":
+            here.insist()
+        assert here.got == here.sent[: len(here.got)]
+    while here.tree or here.direct:
+        if here.direct:
+            here.arrive()
+        else:
+            here.arrive_by_tree(len(here.tree) - 1)
+    assert here.got == here.sent
+
+
+def test_orders_behind_one_that_fails_are_carried_out() -> None:
+    """The first of them lets all be carried out, in one step."""
+    here = Receiver()
+    here.fails.add(0)
+    for _ in range(3):
+        here.order()
+    for index in (2, 1, 0):
+        here.arrive_by_tree(index)
+    assert here.got == [0, 1, 2]
