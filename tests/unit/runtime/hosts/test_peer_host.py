@@ -86,7 +86,8 @@ class Receiver:
 
     def arrive_by_tree(self, index: int) -> None:
         share = self.tree.pop(index)
-        self.peer.ordered(share, {"op": "spawn", "parent": self.parents[share.number], "spec": {}, "procs": []})
+        parent = self.parents[share.number]
+        self.peer.ordered(share, {"op": "spawn", "parent": parent, "spec": {}, "procs": []})
         self.orders.confirm(share.number)
 
 
