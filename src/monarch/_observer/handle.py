@@ -3,6 +3,9 @@
 The script and its observer are connected by a socket pair, whose messages are JSON. The script says
 what the observer shall show, and passes on connections whose rows it shall store. The observer says
 where it can be reached. When this connection ends, so does the observer.
+
+A new observer of the same script has the token of the one before, and its ports where they are
+free. So clients of an observer that was killed find the next one.
 """
 
 from __future__ import annotations
@@ -11,12 +14,14 @@ import contextlib
 import json
 import logging
 import os
+import secrets
 import socket
 import subprocess
 import sys
 import threading
 import time
 from typing import Any
+from urllib.parse import urlsplit
 
 from monarch._observer.places import Place
 from monarch._spi import python_command, settings, start_thread, when_forked
@@ -75,7 +80,9 @@ class Observer:
             "retained": settings.terminated_snapshot_retention,
             "web": settings.mesh_admin_addr,
             "number": 0,
+            "token": secrets.token_urlsafe(24),
         }
+        self._ports: dict[str, int] = {}
         self._changed = threading.Condition()
         self._sock: socket.socket | None = None
         self._place: Place | None = None
@@ -184,7 +191,7 @@ class Observer:
             )
         with self._changed:
             self._sock = ours
-            self._tell(self._options)
+            self._tell({**self._options, "ports": self._ports})
         return process
 
     def _listen(self) -> bool:
@@ -207,6 +214,9 @@ class Observer:
                 ready = True
                 number = message.pop("number")
                 with self._changed:
+                    for name in ("telemetry_url", "admin_url", "dashboard_url"):
+                        if port := urlsplit(str(message[name])).port:
+                            self._ports[name] = port
                     if number == self._options["number"]:  # not of an earlier wish
                         self._place = Place(**message)
                         self._changed.notify_all()

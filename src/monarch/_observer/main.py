@@ -2,6 +2,9 @@
 
 Three kinds of threads: this one reads the script's socket, one reads the connections with rows and
 stores them, and those of HTTP servers answer. The process has low priority, so the job goes first.
+
+Its memory is bounded, whatever is asked of it: an allocation beyond the bound fails, which ends a
+query. If a thread ends by an error, so does the process; the script starts a new one.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
+import resource
 import selectors
 import signal
 import socket
@@ -26,6 +29,8 @@ from monarch._telemetry.kinds import BatchReader
 __all__ = ["main"]
 
 _NICE = 10
+_ROOM = 1 << 30  # bytes for all but the store
+_AGAIN = 5.0  # seconds until the file of this observer is written again
 
 
 def main(fd: int) -> None:
@@ -33,10 +38,22 @@ def main(fd: int) -> None:
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.excepthook = _end
     with contextlib.suppress(OSError):
         os.nice(_NICE)
     with socket.socket(fileno=fd) as script:
         _Observation(script).run()
+
+
+def _end(_arguments: object) -> None:
+    os._exit(3)
+
+
+def _bound(size: int) -> None:
+    """Let allocations fail beyond `size` bytes."""
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    least = size if hard == resource.RLIM_INFINITY else min(size, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (least, hard))
 
 
 class _Observation:
@@ -47,7 +64,7 @@ class _Observation:
         self._sql: QueryServer | None = None
         self._place: Place | None = None
         self._web: dict[str, Web] = {}
-        self._token = secrets.token_urlsafe(24)
+        self._noted = False
 
     def run(self) -> None:
         pid = 0
@@ -77,14 +94,16 @@ class _Observation:
                 self._rows.add(sock)
 
     def _show(self, options: dict[str, Any]) -> None:
-        place = self._place or Place(options["pid"], options["script"], token=self._token)
+        token = options["token"]
+        place = self._place or Place(options["pid"], options["script"], token=token)
         try:
             if self._store is None and options.get("telemetry"):
+                _bound(3 * options["limit"] + _ROOM)
                 self._store = Store(options["limit"], options["retention"])
                 self._rows = _Rows(self._store)
                 started = options["started"], user_name()
                 Topology(self._store, options["pid"], started, options.get("retained", 100))
-                self._sql = QueryServer(self._store, self._token)
+                self._sql = QueryServer(self._store, token, _port(options, "telemetry_url"))
                 place = place._replace(telemetry_url=self._sql.url)
             port = options.get("dashboard")
             self._serve("admin_url", options.get("admin"), options, "the admin API")
@@ -108,8 +127,21 @@ class _Observation:
             admin_url="" if admin is None else admin.url,
             dashboard_url="" if dashboard is None else dashboard.url,
         )
-        note(self._place)
+        self._write()
         self._tell({**self._place._asdict(), "number": options.get("number", 0)})
+
+    def _write(self) -> None:
+        """Write the file by which commands find this observer; later, if the disk is full."""
+        assert self._place is not None
+        try:
+            note(self._place)
+        except OSError as error:
+            if not self._noted:
+                self._tell({"warning": f"commands do not find this script's telemetry: {error}"})
+            timer = threading.Timer(_AGAIN, self._write)
+            timer.daemon = True
+            timer.start()
+        self._noted = True
 
     def _serve(
         self, name: str, address: str | None, options: dict[str, Any], noun: str = ""
@@ -124,7 +156,9 @@ class _Observation:
         if address is None or served is not None:
             return
         try:
-            web = self._web[name] = Web(address, options, self._token, self._store)
+            port = _port(options, name)
+            web = Web(address, options, options["token"], self._store, port)
+            self._web[name] = web
         except WebError as error:
             if noun:
                 self._tell({"warning": f"{noun} is off: {error}"})
@@ -135,6 +169,12 @@ class _Observation:
     def _tell(self, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
             self._script.send(json.dumps(message).encode())
+
+
+def _port(options: dict[str, Any], name: str) -> int:
+    """Return the port of an earlier observer of the script at this address; 0: there is none."""
+    port: int = options.get("ports", {}).get(name, 0)
+    return port
 
 
 class _Rows:

@@ -32,10 +32,16 @@ class Web:
         options: what the script asked for, see `main`.
         token: the key.
         store: the rows; None without telemetry.
+        again: the port of an earlier observer of the script, which is tried first; 0: none.
     """
 
     def __init__(
-        self, address: str, options: dict[str, Any], token: str, store: Store | None
+        self,
+        address: str,
+        options: dict[str, Any],
+        token: str,
+        store: Store | None,
+        again: int = 0,
     ) -> None:
         if not available():
             raise WebError(_MISSING)
@@ -47,7 +53,8 @@ class Web:
 
         try:
             host, wanted = parse_address(address)
-            sock = bind(address)
+            wanted = again or wanted
+            sock = bind(f"[{host}]:{wanted}" if ":" in host else f"{host}:{wanted}")
         except (OSError, ValueError) as error:
             raise WebError(f"it cannot be served at {address}: {error}") from None
         bound, port = sock.getsockname()[:2]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import decimal
+import math
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import duckdb
 import numpy as np
 
+from monarch._store.answers import gathered
 from monarch._store.database import Rows
 from monarch._store.query import Answer, QueryError
 from monarch._store.statement import column_name, not_one, refused, unknown_table, without_explain
@@ -160,7 +162,9 @@ class DuckDatabase:
             cursor.execute("BEGIN TRANSACTION READ ONLY")
             cursor.execute(sql, list(parameters))
             about = cursor.description or []
-            rows = cursor.fetchmany(limit + 1)
+            if any("WITH TIME ZONE" in str(each[1]) for each in about):
+                cursor.execute(_in_utc(sql, about), list(parameters))
+            rows, more = gathered(cursor.fetchmany, _plain, limit)
         except duckdb.InterruptException:
             raise QueryError(f"the query took longer than {timeout:g} s and was ended") from None
         except duckdb.Error as error:
@@ -170,13 +174,21 @@ class DuckDatabase:
             with contextlib.suppress(duckdb.Error):
                 cursor.close()
         names = [column_name(str(each[0])) for each in about]
-        found = [tuple(map(_plain, row)) for row in rows[:limit]]
-        return Answer(names, [str(each[1]) for each in about], found, len(rows) > limit)
+        return Answer(names, [str(each[1]) for each in about], rows, more)
 
 
 def _place(known: dict[Any, int], value: Any) -> int:
     """Return the place of a value in the list of those that occur, from 1 on; 0: there is none."""
     return 0 if value is None else known.setdefault(value, len(known) + 1)
+
+
+def _in_utc(sql: str, about: Sequence[Any]) -> str:
+    """Return `sql` with times that have no zone: those with one need a package, pytz."""
+    columns = [
+        f"timezone('UTC', #{place})" if "TIMESTAMP WITH" in str(each[1]) else f"#{place}"
+        for place, each in enumerate(about, 1)
+    ]
+    return f"SELECT {', '.join(columns)} FROM ({sql.strip().rstrip(';')}\n)"
 
 
 def _check(sql: str) -> None:
@@ -217,6 +229,8 @@ def _plain(value: Any) -> Any:
         return value.total_seconds()
     if isinstance(value, (bytes, bytearray)):
         return value.hex()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
     kind: type[Any] = type(value)  # pyright: ignore[reportUnknownVariableType] - any
     if kind in (list, tuple):
         return list(map(_plain, value))

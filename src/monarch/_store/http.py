@@ -2,13 +2,19 @@
 
 The token is a part of the address, so that programs which add ``/api/query`` to it need to know
 nothing about it; a header ``Authorization: Bearer`` does as well.
+
+A connection has a thread. Those that have not yet sent a whole request are few: for a new one, the
+oldest is closed. So clients that send slowly, or nothing, keep out nobody but each other.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hmac
+import http.client
 import http.server
 import json
+import socket
 import threading
 from typing import Any, cast
 
@@ -17,8 +23,10 @@ from monarch._store.query import Queries, QueryError
 __all__ = ["QueryServer"]
 
 _LARGEST = 1 << 20  # bytes of a request
+_HEAD = 32 << 10  # bytes of a request's headers
 _PATIENCE = 10.0  # seconds for a client that sends or reads nothing
-_AT_ONCE = 16  # connections
+_READING = 32  # connections whose request is not complete
+_AT_ONCE = 128  # connections
 
 
 class QueryServer:
@@ -27,10 +35,14 @@ class QueryServer:
     Args:
         queries: what answers them.
         token: the key.
+        port: the port that is wanted; another one if it is taken.
     """
 
-    def __init__(self, queries: Queries, token: str) -> None:
-        self._server = _Server(("127.0.0.1", 0), _Handler)
+    def __init__(self, queries: Queries, token: str, port: int = 0) -> None:
+        try:
+            self._server = _Server(("127.0.0.1", port), _Handler)
+        except OSError:
+            self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.queries, self._server.token = queries, token
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}/{token}"
         """The address, which contains the token."""
@@ -53,29 +65,68 @@ class _Server(http.server.ThreadingHTTPServer):
     token: str
 
     def __init__(self, *args: Any) -> None:
+        self._changing = threading.Lock()
+        self._reading: dict[Any, None] = {}
+        self._open: set[Any] = set()
         super().__init__(*args)
-        self._free = threading.BoundedSemaphore(_AT_ONCE)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._free.acquire(timeout=1.0):
+        with self._changing:
+            free = len(self._open) < _AT_ONCE
+            if free:
+                self._open.add(request)
+                self._reading[request] = None
+            oldest = next(iter(self._reading), None) if len(self._reading) > _READING else None
+            if oldest is not None:
+                del self._reading[oldest]
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread closes it
+        if free:
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
 
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._free.release()
+    def has_read(self, request: Any) -> None:
+        """The request of a connection is complete."""
+        with self._changing:
+            self._reading.pop(request, None)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._changing:
+            self._reading.pop(request, None)
+            self._open.discard(request)
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore the errors of connections: the client has closed it, or is too slow."""
+
+
+class _Bounded:
+    """The part of a file that reads requests, up to a size of their headers."""
+
+    def __init__(self, file: Any) -> None:
+        self._left = _HEAD
+        self.read, self.close = file.read, file.close
+        self._readline = file.readline
+
+    def readline(self, size: int) -> bytes:
+        """Return the next line. Raises LineTooLong, once the lines have too many bytes."""
+        line: bytes = self._readline(min(size, self._left + 1))
+        self._left -= len(line)
+        if self._left < 0:
+            raise http.client.LineTooLong("headers")
+        return line
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     timeout = _PATIENCE
     server_version = "monarch"
     sys_version = ""
+
+    def setup(self) -> None:
+        super().setup()
+        bounded: Any = _Bounded(self.rfile)
+        self.rfile = bounded
 
     def do_GET(self) -> None:
         path = self._path()
@@ -104,8 +155,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if not 0 <= length <= _LARGEST:
             return 413, {"error": f"a request has at most {_LARGEST} bytes"}
         try:
-            body: Any = json.loads(self.rfile.read(length) or b"{}")
-        except ValueError:
+            sent = self.rfile.read(length)
+            cast("_Server", self.server).has_read(self.connection)
+            body: Any = json.loads(sent or b"{}")
+        except (ValueError, RecursionError):
             return 400, {"error": "the body has to be JSON: {'sql': '...'}"}
         content = cast("dict[str, Any]", body) if type(body) is dict else {}
         sql = content.get("sql")

@@ -5,12 +5,15 @@ Queries wait for each other and for rows that come in. Ids have 63 bits, so all 
 
 from __future__ import annotations
 
+import math
 import sqlite3
+import sys
 import threading
 import time
 from collections.abc import Sequence
 from typing import Any
 
+from monarch._store.answers import gathered
 from monarch._store.database import Rows
 from monarch._store.query import Answer, QueryError
 from monarch._store.statement import refused, unknown_table
@@ -20,6 +23,7 @@ __all__ = ["LiteDatabase"]
 
 _SQL_TYPES = {"Utf8": "TEXT", "F64": "REAL"}
 _STEPS = 10_000  # instructions between two looks at the clock
+_LONGEST = 16 << 20  # bytes of a value
 _ALLOWED = {
     sqlite3.SQLITE_SELECT,
     sqlite3.SQLITE_READ,
@@ -41,6 +45,8 @@ class LiteDatabase:
         self._connection = sqlite3.connect(
             ":memory:", check_same_thread=False, isolation_level=None
         )
+        if sys.version_info >= (3, 11):
+            self._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST)
         for table in COLUMNS:
             self._create(f"rows_empty_{table}", COLUMNS[table])
             self._unite(table)
@@ -127,12 +133,15 @@ class LiteDatabase:
             late = time.monotonic() > end
             return int(late)
 
-        with self._lock:
+        if not self._lock.acquire(timeout=timeout):
+            raise QueryError(f"the store was busy with other queries for {timeout:g} s")
+        try:
             self._asked = True
             self._connection.set_progress_handler(look, _STEPS)
             try:
                 cursor = self._connection.execute(sql, tuple(parameters))
-                rows = cursor.fetchmany(limit + 1)
+                rows, more = gathered(cursor.fetchmany, _plain, limit)
+                cursor.close()
                 about = cursor.description or ()
             except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:
                 if late:
@@ -142,9 +151,10 @@ class LiteDatabase:
             finally:
                 self._connection.set_progress_handler(None, 0)
                 self._asked = False
+        finally:
+            self._lock.release()
         names = [str(each[0]) for each in about]
-        found = [tuple(map(_plain, row)) for row in rows[:limit]]
-        return Answer(names, [""] * len(names), found, len(rows) > limit)
+        return Answer(names, [""] * len(names), rows, more)
 
 
 def _error(error: Exception) -> QueryError:
@@ -159,4 +169,7 @@ def _error(error: Exception) -> QueryError:
 
 
 def _plain(value: Any) -> Any:
+    """Return a value of a result as JSON has it."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
     return value.hex() if isinstance(value, bytes) else value

@@ -18,7 +18,7 @@ class Answer(NamedTuple):
     types: list[str]
     rows: list[tuple[Any, ...]]
     truncated: bool = False
-    """Whether there are more rows than asked for."""
+    """Whether there are more rows: than asked for, or than 64 MiB."""
 
     def dicts(self) -> list[dict[str, Any]]:
         """Return the rows by column name."""
@@ -40,7 +40,7 @@ class Queries(Protocol):
         Args:
             sql: one SELECT, EXPLAIN, SHOW TABLES or DESCRIBE; ``?`` stands for a parameter.
             timeout: seconds after which the query is ended.
-            limit: the most rows that are returned.
+            limit: the most rows that are returned; there may be fewer if they are large.
             parameters: the values of the marks in `sql`.
 
         Raises QueryError for anything else, for mistakes, and when the time is over.

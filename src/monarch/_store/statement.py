@@ -3,6 +3,9 @@
 The databases check it again: duckdb by its own parser and a read-only transaction, sqlite3 by an
 authorizer. Here are only the statements that neither has in the form of the documentation (SHOW
 TABLES, DESCRIBE), and the names of columns in results.
+
+Here is also what no database bounds: how long a statement is and how deeply it is nested, since
+parsing and planning take memory and time that no limit of theirs counts.
 """
 
 from __future__ import annotations
@@ -22,7 +25,11 @@ _DESCRIBE = re.compile(
     re.IGNORECASE,
 )
 _EXPLAIN = re.compile(r"\s*explain(?:\s+(?:analyze|verbose|query\s+plan))*\s+", re.IGNORECASE)
-_LONGEST = 1 << 20  # characters
+_LONGEST = 100_000  # characters
+_MOST = {
+    "brackets": (re.compile(r"[(\[{]"), 500),
+    "parts": (re.compile(r"\b(?:select|union|intersect|except|join)\b", re.IGNORECASE), 200),
+}
 _ARROW = {
     "U64": "UInt64",
     "U32": "UInt32",
@@ -42,8 +49,16 @@ def canned(sql: str) -> Answer | None:
     """
     if len(sql) > _LONGEST:
         raise QueryError(f"the statement has {len(sql):,} characters; the limit is {_LONGEST:,}")
+    for what, (pattern, most) in _MOST.items():  # wherever they stand, in texts also
+        count = len(pattern.findall(sql))
+        if count > most:
+            raise QueryError(f"the statement has {count:,} {what}; the limit is {most:,}")
     if not sql.strip():
         raise QueryError("the statement is empty")
+    try:
+        sql.encode()
+    except UnicodeEncodeError as error:
+        raise QueryError(f"the statement is no Unicode text: {error}") from None
     if _SHOW.fullmatch(sql):
         columns = ["table_catalog", "table_schema", "table_name", "table_type"]
         rows = [("datafusion", "public", name, "BASE TABLE") for name in sorted(DOCUMENTED)]

@@ -29,6 +29,9 @@ _PENDING = 64 << 20  # bytes of batches that wait for the database
 _TICK = 0.25  # seconds between two inserts, while no query waits
 _OVERHEAD = 1.5  # of a row in the database against the one that was received
 _WAIT = 30.0  # seconds that a query waits for the rows before it
+_AT_ONCE = 4  # queries
+_LONGEST = 600.0  # seconds of a query
+_FAULTS = 40  # inserts that fail one after the other, until the store gives up
 
 
 class _Generation(NamedTuple):
@@ -72,6 +75,8 @@ class Store:
         self._refreshers: dict[str, Callable[[], None]] = {}
         self._urgent = False
         self._ended = False
+        self._faults = 0
+        self._free = threading.BoundedSemaphore(_AT_ONCE)
         self._thread = threading.Thread(target=self._run, name="store", daemon=True)
         self._thread.start()
 
@@ -121,13 +126,27 @@ class Store:
         parameters: tuple[Any, ...] = (),
     ) -> Answer:
         """Answer one statement that reads; see `Queries`."""
+        if not 0 < timeout <= _LONGEST:  # not for a number that is none, either
+            raise QueryError(f"the timeout is more than 0 and at most {_LONGEST:g} s")
         answer = canned(sql)
         if answer is not None:
             return answer
-        for refresh in {self._refreshers[name] for name in self._refreshers if name in sql.lower()}:
-            refresh()
-        self._catch_up(min(timeout, _WAIT))
-        return self._database.query(sql, parameters, timeout, limit)
+        if not self._free.acquire(timeout=timeout):
+            raise QueryError(f"{_AT_ONCE} other queries took longer than {timeout:g} s")
+        try:
+            lower = sql.lower()
+            for refresh in {self._refreshers[name] for name in self._refreshers if name in lower}:
+                refresh()
+            self._catch_up(min(timeout, _WAIT))
+            return self._database.query(sql, parameters, timeout, limit)
+        except QueryError:
+            raise
+        except MemoryError:
+            raise QueryError("the query needs more memory than the store has") from None
+        except Exception as error:  # a value that Python does not have, say
+            raise QueryError(f"SQL error: {type(error).__name__}: {error}") from None
+        finally:
+            self._free.release()
 
     def statistics(self) -> dict[str, Any]:
         """Return how many rows there are, how many bytes they take about, and what was dropped."""
@@ -168,8 +187,10 @@ class Store:
                 if self._ended:
                     return
             with self._writing:
-                self._store(batches)
-                self._forget()
+                self._guarded("rows", lambda: self._store(batches))  # noqa: B023 - called now
+                self._guarded("retention", self._forget)
+                if self._faults > _FAULTS:
+                    raise MemoryError(f"the store can keep nothing: {self.fault}")
             with self._changed:
                 self._done += len(batches)
                 self._changed.notify_all()
@@ -196,17 +217,28 @@ class Store:
             rows_ = list(self._running.values())
             names = [name for name, _ in COLUMNS["message"]]
             content = list(zip(*rows_, strict=True)) if rows_ else [()] * len(names)
-            self._database.replace("running", dict(zip(names, content, strict=True)))
-            self._running_shown = True
+            shown = dict(zip(names, content, strict=True))
+            self._running_shown = self._guarded(
+                "running", lambda: self._database.replace("running", shown)
+            )
 
     def _insert(self, kind: str, columns: dict[str, Any], rows: int, size: int) -> None:
-        try:
-            self._database.insert(kind, self._generation(kind, size), columns)
-        except Exception as error:  # out of memory, or a row that the database refuses
-            self.fault = f"{kind}: {error}"
-            self.lost += rows
-        else:
+        generation = self._generation(kind, size)
+        if self._guarded(kind, lambda: self._database.insert(kind, generation, columns)):
             self._rows[kind] += rows
+            self._faults = 0
+        else:
+            self.lost += rows
+            self._faults += 1
+
+    def _guarded(self, what: str, change: Callable[[], None]) -> bool:
+        """Change the database; keep the error, if it is out of memory or refuses a row."""
+        try:
+            change()
+        except Exception as error:
+            self.fault = f"{what}: {error}"
+            return False
+        return True
 
     def _joined(self, kind: str, found: list[Batch]) -> tuple[dict[str, Any], int, int]:
         """Return the columns of all batches, without meshes and actors that are known."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import socket
@@ -99,6 +100,9 @@ def test_who_is_answered(url: str, path: str, headers: dict[str, str], status: i
         ("POST", "[]", 400),
         ("POST", '{"sql": 5}', 400),
         ("POST", '{"sql": "SELECT 1", "timeout": "x"}', 400),
+        ("POST", '{"sql": "SELECT 1", "timeout": NaN}', 400),
+        ("POST", '{"sql": "SELECT 1", "timeout": -1}', 400),
+        ("POST", "[" * 100_000, 400),
     ],
 )
 def test_odd_requests_get_an_error(url: str, method: str, body: str, status: int) -> None:
@@ -112,11 +116,60 @@ def test_a_large_request_is_refused_unread(url: str) -> None:
     assert ask(url, "POST", f"/{TOKEN}/api/query", "", headers)[0] == 413
 
 
-def test_clients_that_send_nothing_do_not_keep_others_out(url: str) -> None:
+@pytest.mark.parametrize("sent", [b"", b"POST /", b"POST / HTTP/1.1\r\nContent-Length: 9\r\n\r\n{"])
+def test_clients_that_send_slowly_keep_out_only_each_other(url: str, sent: bytes) -> None:
     where = urlsplit(url)
-    silent = [socket.create_connection((where.hostname, where.port)) for _ in range(10)]
+    silent = [socket.create_connection((where.hostname, where.port), 60) for _ in range(200)]
     for one in silent:
-        one.sendall(b"POST /")
+        with contextlib.suppress(OSError):  # closed for a later one
+            one.sendall(sent)
     assert QueryEngineClient(url).query("SELECT 1 AS one")["rows"] == [{"one": 1}]
+    closed = 0
     for one in silent:
+        one.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            with contextlib.suppress(ConnectionError):
+                while one.recv(1 << 16):
+                    pass
+            closed += 1
         one.close()
+    assert closed >= 160
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x16\x03\x01\x02\x00" * 100,
+        b"GET / HTTP/1.1\r\n" + b"X: " + b"x" * 60_000 + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"".join(b"X%d: y\r\n" % n for n in range(10_000)) + b"\r\n",
+        b"GET /" + b"x" * 60_000 + b" HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: -5\r\n\r\n",
+        b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffff\r\n",
+        b"\r\n" * 1000,
+    ],
+)
+def test_what_is_no_request_gets_an_error_or_nothing(url: str, sent: bytes) -> None:
+    where = urlsplit(url)
+    with socket.create_connection((where.hostname, where.port), 60) as one:
+        answer = b""
+        with contextlib.suppress(ConnectionError):
+            one.sendall(sent)
+            while more := one.recv(1 << 16):
+                answer += more
+    assert not answer or b'{"error": ' in answer
+    assert b" 200 " not in answer
+    assert QueryEngineClient(url).query("SELECT 1 AS one")["rows"] == [{"one": 1}]
+
+
+def test_the_port_of_before(url: str) -> None:
+    store = Store(64 << 20, 3600.0, "sqlite3")
+    first = QueryServer(store, TOKEN)
+    other = QueryServer(store, TOKEN, urlsplit(first.url).port or 0)
+    assert other.url != first.url  # it is taken
+    first.close()
+    again = QueryServer(store, TOKEN, urlsplit(first.url).port or 0)
+    assert again.url == first.url
+    for server in (other, again):
+        server.close()
+    store.close()

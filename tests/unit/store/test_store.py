@@ -206,6 +206,69 @@ def test_a_query_that_takes_too_long_is_ended(store: Store) -> None:
     assert store.query("SELECT 1 AS one").rows == [(1,)]
 
 
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT " + "(" * 501 + "1" + ")" * 501,
+        "SELECT " + "[" * 501 + "]" * 501,
+        " UNION ALL ".join(["SELECT 1"] * 300),
+        "SELECT '" + "x" * 100_000 + "'",
+        "SELECT '\ud800'",
+        "SELECT * FROM (" * 300 + "SELECT 1",
+    ],
+)
+def test_statements_that_no_person_writes_are_refused_unread(store: Store, sql: str) -> None:
+    with pytest.raises(QueryError, match=r"the limit is|no Unicode text"):
+        store.query(sql)
+
+
+@pytest.mark.parametrize("timeout", [0.0, -1.0, float("nan"), float("inf"), 601.0])
+def test_odd_timeouts(store: Store, timeout: float) -> None:
+    with pytest.raises(QueryError, match="timeout"):
+        store.query("SELECT 1", timeout=timeout)
+
+
+def test_an_answer_has_a_size(store: Store) -> None:
+    put(store, "mesh", *((n, 1, "C", "x" * 200_000, "f", "{}", 9, "") for n in range(1, 6)))
+    sql = "SELECT a.given_name FROM meshes a, meshes b, meshes c, meshes d, meshes e"
+    found = store.query(sql)
+    assert found.truncated
+    assert 64 << 20 < sum(len(row[0]) for row in found.rows) < 128 << 20
+
+
+def test_numbers_that_json_does_not_have_are_null(store: Store) -> None:
+    assert store.query("SELECT 1e999 AS a").rows == [(None,)]
+
+
+def test_times_with_a_zone_need_no_other_package() -> None:
+    pytest.importorskip("duckdb")
+    store = Store(64 << 20, 3600.0, "duckdb")
+    try:
+        found = store.query(
+            "SELECT now() AS now, 1 AS one, CAST(? AS VARCHAR) AS p;", 10.0, 5, ("x",)
+        )
+        assert found.columns == ["now", "one", "p"]
+        assert found.rows[0][1:] == (1, "x")
+        assert found.rows[0][0].startswith("20")
+    finally:
+        store.close()
+
+
+def test_rows_that_cannot_be_shown_as_running_do_not_end_the_store(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replace(*_: object) -> None:
+        raise MemoryError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store._database, "replace", replace)
+        put(store, "running", message(1, ended=0))
+        assert store.query("SELECT count(*) FROM messages").rows == [(0,)]
+    put(store, "state", (301, 2, 100, "Idle", ""))
+    assert store.query("SELECT count(*) FROM actor_status_events").rows == [(1,)]
+    assert store.query("SELECT count(*) FROM messages").rows == [(1,)]
+
+
 def test_at_most_as_many_rows_as_asked_for(store: Store) -> None:
     job(store)
     found = store.query("SELECT * FROM message_status_events", limit=4)
