@@ -53,7 +53,7 @@ def gathered(
 
 
 def _size(value: Any) -> int:
-    kind: type[Any] = type(value)
+    kind: type[Any] = type(value)  # pyright: ignore[reportUnknownVariableType] - any
     if kind is str or kind is bytes:
         return _CELL + sys.getsizeof(value)
     if kind is list:

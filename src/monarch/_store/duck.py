@@ -229,11 +229,11 @@ def _plain(value: Any) -> Any:
         return value.total_seconds()
     if isinstance(value, (bytes, bytearray)):
         return value.hex()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
     kind: type[Any] = type(value)  # pyright: ignore[reportUnknownVariableType] - any
     if kind in (list, tuple):
         return list(map(_plain, value))
+    if kind is float and not math.isfinite(value):
+        return None
     if kind is dict:
         return dict(zip(map(str, value), map(_plain, value.values()), strict=True))
     return value if kind in _JSON else str(value)

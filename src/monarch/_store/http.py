@@ -4,7 +4,7 @@ The token is a part of the address, so that programs which add ``/api/query`` to
 nothing about it; a header ``Authorization: Bearer`` does as well.
 
 A connection has a thread. Those that have not yet sent a whole request are few: for a new one, the
-oldest is closed. So clients that send slowly, or nothing, keep out nobody but each other.
+oldest is closed. So clients that send slowly, or nothing, keep out only each other.
 """
 
 from __future__ import annotations
