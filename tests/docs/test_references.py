@@ -42,6 +42,8 @@ LOGGERS = {"monarch.audit", "monarch.telemetry", "monarch.worker"}
 
 METRICS = {
     *UNITS,
+    "monarch.call.count",
+    "monarch.call.duration",
     "monarch.endpoint.calls",
     "monarch.endpoint.duration",
     "monarch.endpoint.errors",

@@ -60,9 +60,10 @@ if TYPE_CHECKING:
     from monarch._engine.mesh.meshes.busy import suspended_frames
     from monarch._engine.mesh.meshes.host_mesh import before_spawn
     from monarch._engine.mesh.meshes.proc_mesh import announce, check_constructor
-    from monarch._engine.mesh.results.future import RAISED, VALUE, Future
+    from monarch._engine.mesh.results.future import CANCELLED, RAISED, RAW, VALUE, Future
     from monarch._engine.mesh.results.gather import Gather
     from monarch._engine.mesh.results.progress import progress
+    from monarch._engine.mesh.results.reply import Arrivals, PartialReplies, Replies, Reply
     from monarch._engine.mesh.results.service import Refused, Request, Unreachable, ask, serve, tell
     from monarch._engine.mesh.script.attach import (
         addresses_of,
@@ -159,6 +160,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ANY_PYTHON",
     "CALL",
+    "CANCELLED",
     "CLAIM",
     "FAILED",
     "FAILURE",
@@ -173,6 +175,7 @@ __all__ = [
     "PROBE",
     "QUERY",
     "RAISED",
+    "RAW",
     "SAFE_PATH",
     "STOP",
     "STOPPED",
@@ -185,6 +188,7 @@ __all__ = [
     "AddressError",
     "Alarm",
     "Arrival",
+    "Arrivals",
     "Attachment",
     "Blueprint",
     "Caller",
@@ -213,12 +217,15 @@ __all__ = [
     "MeshTrait",
     "OwnedMesh",
     "Parker",
+    "PartialReplies",
     "PeerHost",
     "Proc",
     "Promise",
     "Reactor",
     "Recorded",
     "Refused",
+    "Replies",
+    "Reply",
     "Request",
     "Resumed",
     "Route",
@@ -343,9 +350,10 @@ _NAMES = {
     "_engine.mesh.meshes.busy": "suspended_frames",
     "_engine.mesh.meshes.host_mesh": "before_spawn",
     "_engine.mesh.meshes.proc_mesh": "announce check_constructor",
-    "_engine.mesh.results.future": "Future RAISED VALUE",
+    "_engine.mesh.results.future": "CANCELLED Future RAISED RAW VALUE",
     "_engine.mesh.results.gather": "Gather",
     "_engine.mesh.results.progress": "progress",
+    "_engine.mesh.results.reply": "Arrivals PartialReplies Replies Reply",
     "_engine.mesh.results.service": "Refused Request Unreachable ask serve tell",
     "_engine.mesh.script.attach": (
         "addresses_of attach_hosts gateway gateways greet_worker serve_host"

@@ -5,11 +5,13 @@ collection. A gauge is set when its value has changed, and now and then although
 processes cost few rows.
 
 Endpoints are counted from the rows of messages that the recorder has anyway (`EndpointStatistics`),
-on the thread that delivers them, so no message pays for them.
+on the thread that delivers them, so no message pays for them. Calls, as their callers see them, are
+counted in `monarch._telemetry.calls`.
 
 Names of the reference are kept beside ours, where the same thing is measured
 (``process.memory.rss_bytes``, ``actor.message_queue_size``, ``actor.messages_received``,
-``actor.message_receive_errors``, ``actor.message_handler_duration.ns``, ``py_mesages_handled``).
+``actor.message_receive_errors``, ``actor.message_handler_duration.ns``, ``py_mesages_handled``,
+``mailbox.posts``, ``mailbox.undeliverable_messages``).
 Values of attributes are names of meshes and endpoints and ranks, never addresses or ids of
 connections, so the number of series is bounded by the program.
 """
@@ -19,7 +21,7 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from monarch._spi import UNITS, current_proc, statistics
@@ -27,7 +29,7 @@ from monarch._telemetry import collection
 from monarch._telemetry.metrics import METER, Meter
 from monarch._telemetry.points import Distribution, bounds_for
 
-__all__ = ["EndpointStatistics", "last", "start"]
+__all__ = ["ENGINE", "REFERENCE", "EndpointStatistics", "Values", "last", "start"]
 
 _EVERY = 5.0  # seconds
 _STALE = 12  # readings after which a value that did not change is reported all the same
@@ -48,11 +50,11 @@ class _Counts:
 
     def __init__(self) -> None:
         self.calls = self.failed = 0
-        self.durations = _Values()
-        self.waits = _Values()
+        self.durations = Values()
+        self.waits = Values()
 
 
-class _Values:
+class Values:
     """A distribution that grows; whole nanoseconds."""
 
     __slots__ = ("counts", "high", "low", "number", "sum")
@@ -92,6 +94,7 @@ class EndpointStatistics:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: dict[str, _Counts] = {}
+        self._answers = 0
         self._calls = ENGINE.create_counter(
             "monarch.endpoint.calls", "{call}", "Messages that an endpoint of this process handled"
         )
@@ -105,6 +108,7 @@ class EndpointStatistics:
             "monarch.mailbox.wait", "s", "Time that a message waited in a mailbox"
         )
         self._received = REFERENCE.create_counter("actor.messages_received", "{message}")
+        self._posts = REFERENCE.create_counter("mailbox.posts", "{message}")
         self._failed = REFERENCE.create_counter("actor.message_receive_errors", "{error}")
         self._nanoseconds = REFERENCE.create_histogram(
             "actor.message_handler_duration.ns",
@@ -130,6 +134,7 @@ class EndpointStatistics:
             if failed:
                 batch[2].append(True)
         with self._lock:
+            self._answers += sum(message[5] != 0 for message in messages)
             for method, (durations, waits, failures) in batches.items():
                 found = self._counts.get(method)
                 if found is None:
@@ -144,6 +149,7 @@ class EndpointStatistics:
         """Add what was counted to the instruments."""
         with self._lock:
             counts, self._counts = self._counts, {}
+            answers, self._answers = self._answers, 0
         total = failed = 0
         for method, found in counts.items():
             attributes = {"method": method}
@@ -159,6 +165,8 @@ class EndpointStatistics:
         if total:
             for counter in (self._received, *self._handled):
                 counter.add(total)
+        if answers:
+            self._posts.add(answers)
         if failed:
             self._failed.add(failed)
 
@@ -166,11 +174,15 @@ class EndpointStatistics:
 class _Sampler:
     """Sets the gauges of the statistics, from time to time."""
 
-    def __init__(self, endpoints: EndpointStatistics) -> None:
-        self._endpoints = endpoints
+    def __init__(self, *reports: Callable[[], None]) -> None:
+        self._reports = reports
         self._due = 0.0
         self._known: dict[str, tuple[float, int]] = {}
         self._gauges = {name: ENGINE.create_gauge(name, unit) for name, unit in UNITS.items()}
+        self._undeliverable = REFERENCE.create_counter(
+            "mailbox.undeliverable_messages", "{message}"
+        )
+        self._dead_letters = 0
         self._queues = REFERENCE.create_up_down_counter("actor.message_queue_size", "{message}")
         self._depths: dict[tuple[str, int], int] = {}
 
@@ -183,19 +195,24 @@ class _Sampler:
 
     def sample(self) -> None:
         """Set the gauges now."""
-        self._endpoints.report()
+        for report in self._reports:
+            report()
         for name, value in statistics().items():
             known, readings = self._known.get(name, (None, 0))
             if value != known or readings >= _STALE:
                 self._gauges[name].set(value)
                 readings = 0
             self._known[name] = value, readings + 1
-        self._sample_queues()
+        self._sample_mailboxes()
 
-    def _sample_queues(self) -> None:
+    def _sample_mailboxes(self) -> None:
         proc = current_proc()
         if proc is None:
             return
+        dead = proc.dead_letters.count
+        if dead > self._dead_letters:
+            self._undeliverable.add(dead - self._dead_letters)
+        self._dead_letters = dead
         for cell in list(proc.cells.values()):
             which = cell.identity.name, cell.rank
             depth = cell.depth()
@@ -208,11 +225,14 @@ class _Sampler:
 _sampler: _Sampler | None = None
 
 
-def start(endpoints: EndpointStatistics) -> None:
-    """Report the statistics of this process from now on, while the collection runs."""
+def start(*reports: Callable[[], None]) -> None:
+    """Report the statistics of this process from now on, while the collection runs.
+
+    `reports` are called as often: they add what they have counted to their instruments.
+    """
     global _sampler
     if _sampler is None:
-        _sampler = _Sampler(endpoints)
+        _sampler = _Sampler(*reports)
         collection.sample(_sampler)
 
 

@@ -33,6 +33,7 @@ from monarch._spi import (
     current_context,
     hook,
 )
+from monarch._telemetry.calls import Calls
 from monarch._telemetry.engine_metrics import EndpointStatistics
 
 __all__ = ["ENDPOINT", "Columns", "Recorder", "current", "current_span", "install"]
@@ -86,6 +87,7 @@ class Recorder:
         self._traces: dict[int, int] = {}  # of the open spans
         self.delivered = False
         self.endpoints = EndpointStatistics()
+        self.calls = Calls(proc, rows)
         if proc.client:
             self._describe_client()
 
@@ -132,7 +134,9 @@ class Recorder:
                 self._describe_client()
 
     def drop(self) -> None:
-        """Drop what waits, while nothing delivers it; messages are counted."""
+        """Drop what waits, while nothing delivers it; messages and calls are counted."""
+        sends = self._sends
+        self._count_calls([sends.popleft() for _ in range(len(sends))])
         for queue in list(self._queues.values()):
             if queue is not self._messages:
                 queue.clear()
@@ -157,7 +161,8 @@ class Recorder:
         if len(self._sends) == self._limit:
             self.lost += 1
         here, inside = current_context(), current_span.get()
-        self._sends.append((time.time_ns(), endpoint, rank, port, here, inside))
+        adverb = self.calls.began(endpoint, port)
+        self._sends.append((time.time_ns(), endpoint, rank, port, here, inside, adverb))
 
     def arrived(self, frame: Frame) -> None:
         """Record when a message was put into a mailbox."""
@@ -299,9 +304,10 @@ class Recorder:
 
     def _send_rows(self, found: list[Any]) -> Iterator[tuple[str, Columns]]:
         own, count, number = self.proc.uid, len(found), self._numbers
+        senders = self._count_calls(found)
         known: dict[Any, tuple[int, str, str, str]] = {}
         sites: list[tuple[int, str, str, str]] = []
-        for _, endpoint, rank, _, _, _ in found:
+        for _, endpoint, rank, *_ in found:
             site = known.get((endpoint, rank))
             if site is None:
                 mesh = endpoint.mesh
@@ -309,7 +315,6 @@ class Recorder:
                 site = mesh._uid & _MASK, view, _shape(mesh._shape), endpoint.method
                 known[endpoint, rank] = site
             sites.append(site)
-        senders = [here.actor_instance._uid if here else 0 for *_, here, _ in found]
         yield (
             "send",
             [
@@ -324,6 +329,15 @@ class Recorder:
                 [row[5] for row in found],
             ],
         )
+
+    def _count_calls(self, found: list[Any]) -> list[int]:
+        """Count calls, rows of `sends`; return the uid of the caller of each (0: no actor)."""
+        senders = [row[4].actor_instance._uid if row[4] else 0 for row in found]
+        self.calls.count(
+            (row[1], row[6], row[2] is None, sender)
+            for row, sender in zip(found, senders, strict=True)
+        )
+        return senders
 
     def _message_rows(self) -> Iterator[tuple[str, Columns]]:
         done, ended = self._take_ended()

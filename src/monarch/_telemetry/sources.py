@@ -43,7 +43,7 @@ def begin(proc: Proc) -> Recorder:
         made.trace,
     )
     _undo.append(log_records.install(records))
-    engine_metrics.start(made.endpoints)
+    engine_metrics.start(made.endpoints.report, made.calls.report)
 
     def drop() -> None:
         if not made.delivered:

@@ -138,7 +138,8 @@ FOLDER = pathlib.Path(__file__).parents[3] / "examples" / "observability"
 
 def exported():
     """Return the Prometheus names of all metrics of the engine."""
-    engine_metrics._Sampler(engine_metrics.EndpointStatistics())
+    engine_metrics._Sampler()
+    engine_metrics.EndpointStatistics()
     kinds = {"counter": "counter", "histogram": "histogram"}
     found = set()
     made = [*engine_metrics.ENGINE._made, *engine_metrics.REFERENCE._made]

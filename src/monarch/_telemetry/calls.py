@@ -1,0 +1,209 @@
+"""Calls as their caller sees them: how many, how long until the answer, and with which outcome.
+
+A call is noted when it is sent (`Calls.began`). When its future is settled, the thread that settles
+it appends one row. The rows are counted on the thread of the delivery (`Calls.count`) and reported
+every few seconds (`Calls.report`). So a call costs its caller below a microsecond, and what is kept
+is bounded. A call that is never answered has no row: the gauge ``monarch.ports`` counts the answers
+that are awaited.
+
+An outcome is one of
+
+| outcome | the call |
+|---|---|
+| `ok` | has its value |
+| `error` | has the error that the endpoint raised |
+| `failure` | has the failure of the actor, or of its process |
+| `timeout` | ran out of the time that its caller gave it, by ``options(timeout=...)`` |
+| `partial` | has values of some actors only, by ``options(on_failure="partial")`` |
+| `cancelled` | was cancelled by the caller |
+
+The time is that until the answer has arrived in this process. The program may take it up later. A
+stream has one outcome for each of its answers, since each is awaited by itself; a broadcast has
+none. Attributes are names of meshes and endpoints, so the number of series is bounded by the
+program.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from monarch._spi import (
+    CANCELLED,
+    FAILURE,
+    RAISED,
+    RAW,
+    Arrivals,
+    PartialReplies,
+    Replies,
+    Reply,
+)
+from monarch._telemetry.engine_metrics import ENGINE, REFERENCE, Values
+from monarch._telemetry.metrics import Meter
+from monarch._telemetry.points import bounds_for
+
+if TYPE_CHECKING:
+    from monarch._spi import Proc
+
+__all__ = ["ADVERBS", "Calls", "outcome_of"]
+
+ADVERBS = ("call", "call_one", "choose", "stream", "broadcast", "send")
+"""How an endpoint can be called."""
+
+_ADVERB_OF: dict[Any, str] = {
+    Reply: "choose",
+    Replies: "call",
+    PartialReplies: "call",
+    Arrivals: "stream",
+}
+
+_REFERENCE = Meter("monarch_hyperactor::metrics")
+_BOUNDS = bounds_for("s")
+_MICROSECONDS = tuple(bound * 1e6 for bound in _BOUNDS)
+
+
+def outcome_of(future: Any) -> str:
+    """Return the outcome of the future of a call; see the module.
+
+    >>> from monarch._spi import Future
+    >>> outcome_of(Future._of(3)), outcome_of(Future._failed(TimeoutError()))
+    ('ok', 'timeout')
+    """
+    phase, content = future._phase, future._content
+    if phase == RAW:
+        # Another thread may decode it meanwhile, and then the content is any value.
+        flags: Any = content[0] if content.__class__ is tuple and len(content) == 2 else 0
+        if isinstance(flags, int) and flags:
+            return "failure" if flags & FAILURE else "error"
+        if type(future) is PartialReplies and any(
+            type(outcome) is not tuple or outcome[0] for outcome in future._outcomes
+        ):
+            return "partial"
+        return "ok"
+    if phase == RAISED:
+        return "timeout" if isinstance(content, TimeoutError) else "failure"
+    return "cancelled" if phase == CANCELLED else "ok"
+
+
+def _name_of(endpoint: Any) -> tuple[str, str]:
+    """Return the names of the mesh and of the method."""
+    return endpoint.mesh._mesh_name, endpoint.method.rpartition(":")[2]
+
+
+class Calls:
+    """The calls of a process; see the module.
+
+    Args:
+        proc: the process.
+        rows: how many settled calls may wait to be counted; the oldest are dropped.
+    """
+
+    def __init__(self, proc: Proc, rows: int) -> None:
+        self._proc = proc
+        self._lock = threading.Lock()  # of what was counted
+        self._settled: deque[tuple[Any, str, str, int]] = deque(maxlen=rows)
+        self._durations: dict[tuple[str, str, str, str], Values] = {}
+        self._made: dict[tuple[str, str, str], int] = {}
+        self._sent: dict[tuple[str, int], int] = {}
+        self._calls = ENGINE.create_counter(
+            "monarch.call.count", "{call}", "Calls of endpoints by this process"
+        )
+        self._seconds = ENGINE.create_histogram(
+            "monarch.call.duration", "s", "Time from a call to its answer, at the caller"
+        )
+        self._messages = REFERENCE.create_counter("actor.messages_sent", "{message}")
+        self._posts = REFERENCE.create_counter("mailbox.posts", "{message}")
+        make = _REFERENCE.create_counter
+        self._throughput = {a: make(f"endpoint_{a}_throughput", "{call}") for a in ADVERBS[:5]}
+        self._errors = {a: make(f"endpoint_{a}_error", "{error}") for a in ADVERBS[:4]}
+        self._latency = {
+            adverb: _REFERENCE.create_histogram(
+                f"endpoint_{adverb}_latency_us_histogram",
+                "us",
+                explicit_bucket_boundaries_advisory=_MICROSECONDS,
+            )
+            for adverb in ADVERBS[:4]
+        }
+
+    # -- on the threads of callers -----------------------------------------------------------------
+
+    def began(self, endpoint: Any, port: int) -> str:
+        """Note a call whose answers come to `port` (0: none); return its adverb.
+
+        To be called before the message is sent.
+        """
+        if not port:
+            return "broadcast"
+        sink: Any = endpoint.proc.ports.get(port)
+        adverb = _ADVERB_OF.get(type(sink), "send")  # to a port of the program
+        if adverb == "send":
+            return adverb
+        if adverb == "stream":
+            now = time.perf_counter_ns()
+            for future in list(sink._line):
+                future._notify(partial(self._answered, now, endpoint, adverb, future))
+            return adverb
+        if adverb == "choose" and len(endpoint._links) == 1:
+            adverb = "call_one"
+        sink._notify(partial(self._answered, time.perf_counter_ns(), endpoint, adverb, sink))
+        return adverb
+
+    def _answered(self, began: int, endpoint: Any, adverb: str, future: Any) -> None:
+        took = time.perf_counter_ns() - began
+        self._settled.append((endpoint, adverb, outcome_of(future), took))
+
+    # -- on the thread of the delivery -------------------------------------------------------------
+
+    def count(self, calls: Iterable[tuple[Any, str, bool, int]]) -> None:
+        """Count calls: endpoint, adverb, whether all its ranks are called, and the caller's uid."""
+        proc = self._proc
+        script = ("client" if proc.client else proc.label), 0
+        with self._lock:
+            made, sent = self._made, self._sent
+            for (endpoint, adverb, every, caller), number in Counter(calls).items():
+                key = (*_name_of(endpoint), adverb)
+                made[key] = made.get(key, 0) + number
+                cell = proc.cells.get(caller)
+                who = script if cell is None else (cell.identity.name, cell.rank)
+                copies = len(endpoint._links or ()) if every else 1
+                sent[who] = sent.get(who, 0) + number * copies
+            self._count_settled()
+
+    def _count_settled(self) -> None:
+        settled, durations = self._settled, self._durations
+        batches: dict[tuple[str, str, str, str], list[int]] = {}
+        for _ in range(len(settled)):
+            endpoint, adverb, outcome, took = settled.popleft()
+            key = (*_name_of(endpoint), adverb, outcome)
+            batches.setdefault(key, []).append(took)
+        for key, batch in batches.items():
+            values = durations.get(key)
+            if values is None:
+                values = durations[key] = Values()
+            values.add(batch)
+
+    def report(self) -> None:
+        """Add what was counted to the instruments."""
+        with self._lock:
+            self._count_settled()
+            made, self._made = self._made, {}
+            sent, self._sent = self._sent, {}
+            durations, self._durations = self._durations, {}
+        for (mesh, method, adverb), number in made.items():
+            attributes = {"mesh": mesh, "method": method}
+            self._calls.add(number, {**attributes, "adverb": adverb})
+            if adverb in self._throughput:
+                self._throughput[adverb].add(number, attributes)
+        for (actor, rank), number in sent.items():
+            self._messages.add(number, {"actor": actor, "rank": rank})
+            self._posts.add(number)
+        for (mesh, method, adverb, outcome), values in durations.items():
+            attributes = {"mesh": mesh, "method": method, "outcome": outcome}
+            self._latency[adverb].merge(values.scaled(1e3, _MICROSECONDS), attributes)
+            self._seconds.merge(values.scaled(1e9, _BOUNDS), {**attributes, "adverb": adverb})
+            if outcome != "ok":
+                self._errors[adverb].add(values.number, attributes)
