@@ -12,10 +12,12 @@ import monarch.actor
 from monarch._engine.base.home import HOME
 from monarch._engine.runtime.agent.client import client_proc
 from monarch._engine.runtime.agent.core import AgentCore
+from monarch._engine.runtime.cast.relay import CastRelay
 from monarch._engine.runtime.hosts.peer_host import PeerHost
 from monarch.actor import Actor, SupervisionError, current_rank, endpoint, this_host
 from monarch.config import configured
 from monarch.testing import CrashHost, Delay, Duplicate, Partition, Reorder, simulate
+from monarch.testing.scheduler import Vanished
 
 HOSTS = 14  # home, and three levels below it with a fan-out of 2 (2, 4 and 7 hosts)
 FANOUT = 2
@@ -237,3 +239,78 @@ def test_the_messages_of_the_spawning_agent_do_not_grow_with_the_hosts(hosts, mo
     # The order and the question whether all runs: each goes to 4 children, and is released there.
     assert sent_here.keys() == {"cast"}
     assert 2 * 4 + 4 <= sent_here["cast"] <= 2 * (4 + 4)
+
+
+POINTS = {
+    "sent": (CastRelay, "order"),
+    "arrived": (CastRelay, "_on_cast"),
+    "accepted": (PeerHost, "ordered"),
+    "carried out": (PeerHost, "_carry_out_by_tree"),
+    "launched": (AgentCore, "_spawn_here"),
+}
+"""The life of an order: at its sender, and then at each host."""
+
+FEW = 8  # hosts: home, and with a fan-out of 2 two, four and one
+
+
+def host_of(there):
+    """Return the simulated host of a part of an agent."""
+    if isinstance(there, CastRelay):
+        return there._carrier._shell
+    return there._agent._agent if isinstance(there, PeerHost) else there._shell
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(
+    ("at", "victim", "witness"),
+    [
+        (None, 1, 1),  # a host in the middle
+        (None, 7, 7),  # one below it
+        (None, 1, 7),  # the middle, when the order is past it
+        (5, 7, 1),
+        (5, 5, 1),  # the sender
+    ],
+)
+def test_a_host_that_is_lost_at_a_point_of_an_order(
+    point, at, victim, witness, launched, monkeypatch
+):
+    """It loses power when `witness` is there. Every wait ends, and each other host has its procs."""
+    monkeypatch.setattr(monarch.actor, "unhandled_fault_hook", lambda failure: None)
+    owner, name = POINTS[point]
+    former = getattr(owner, name)
+    if point == "sent":
+        witness = at or 0
+    armed, crashed = [], []
+
+    def watched(self, *args, **kwargs):
+        host = host_of(self)
+        world = host.world
+        if point == "launched":
+            former(self, *args, **kwargs)
+        if armed and not crashed and host.ident == witness:
+            crashed.append(world.scheduler.now)
+            world.crash_host(world.hosts[victim])
+            if victim == witness:
+                raise Vanished
+        if point != "launched":
+            former(self, *args, **kwargs)
+
+    def main(hosts):
+        try:
+            return program(meshes=2, at=at, before=lambda: armed.append(True))(hosts)
+        except SupervisionError as error:
+            return str(error)
+
+    monkeypatch.setattr(owner, name, watched)
+    done = simulate(main, hosts=FEW, seed=f"{point} {victim}")
+    assert crashed
+    assert set(launched.values()) == {1}
+    if victim == at:
+        assert "host5" in done.value
+        return
+    answered, errors = done.value
+    lost = {2 * victim, 2 * victim + 1}
+    assert all({*range(2 * FEW)} - {*ranks} <= lost for ranks in answered)
+    assert {*answered[1]} == {*range(2 * FEW)} - lost
+    assert all(f"host{victim}" in error for error in errors)
+    assert len(errors) == 4 - len(lost & {*answered[0]})

@@ -288,7 +288,8 @@ class NetworkEnd(StreamEnd):
 
     def _transmit_again(self) -> None:
         delay = self._network.delay(self._here.ident, self._there.ident)
-        if delay is None and self.scheduler.now - self._since >= self._patience:
+        # The same sum as in `_wait`: a difference may be rounded to less, again and again.
+        if delay is None and self.scheduler.now >= self._since + self._patience:
             self._behind.clear()
             self.reset()
         elif delay is None:
