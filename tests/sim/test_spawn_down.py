@@ -274,7 +274,7 @@ def host_of(there):
 def test_a_host_that_is_lost_at_a_point_of_an_order(
     point, at, victim, witness, launched, monkeypatch
 ):
-    """It loses power when `witness` is there. Every wait ends, and each other host has its procs."""
+    """It loses power when `witness` is there. Each wait ends, and other hosts have their procs."""
     monkeypatch.setattr(monarch.actor, "unhandled_fault_hook", lambda failure: None)
     owner, name = POINTS[point]
     former = getattr(owner, name)
