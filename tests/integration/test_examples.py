@@ -42,6 +42,7 @@ def needs(*modules: str) -> pytest.MarkDecorator:
 NEEDED = {
     "checkpoint_fanout": ("numpy", "rich"),
     "crawler": (),
+    "grpo": ("torch", "numpy"),
     "demo_slurm": ("torch", "sklearn", "matplotlib", "rich"),
     "demo_hosts": ("torch", "sklearn", "matplotlib", "rich", "cryptography"),
     "parameter_server": ("torch",),
@@ -186,6 +187,16 @@ def test_crawler(tmp_path: Path) -> None:
     by_worker = re.findall(r"\b(\d): +(\d+)", out)
     assert [rank for rank, _ in by_worker] == ["0", "1", "2"]
     assert sum(int(visited) for _, visited in by_worker) == 41
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@with_torch
+def test_grpo(tmp_path: Path) -> None:
+    out = example("grpo", "--steps", "40", cwd=tmp_path).stdout
+    assert re.search(r"^   40  +\d\.\d+  +\d+\.\d+  +\d+ steps$", out, re.MULTILINE)
+    assert re.search(r"^40 steps in .* s, \d+ batches were generated$", out, re.MULTILINE)
+    assert re.search(r"^right answers: +\d+%$", out, re.MULTILINE)
 
 
 @pytest.mark.torch

@@ -16,6 +16,7 @@ FACADES = [
     "monarch.config",
     "monarch.job",
     "monarch.rdma",
+    "monarch.recipes",
     "monarch.testing",
 ]
 

@@ -1,0 +1,45 @@
+"""Recipes: small tools that many programs write for themselves, on the public interface only.
+
+- `Queue`: a bounded queue that actors on any host fill and empty.
+- `Executor`: plain functions on the processes of a mesh, as a `concurrent.futures.Executor`.
+- `ActorPool`: each call goes to the actor of a mesh that has the least to do.
+- `first`: wait for the first of several calls.
+- `Shared`: a large object that is put once, and read by processes on all hosts.
+- `visible_devices`: gives each process of a host its own devices.
+
+Each name is loaded when it is first used. docs/recipes.md shows them at work, and beside Ray's.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from monarch.recipes.actor_pool import ActorPool
+    from monarch.recipes.completion import first
+    from monarch.recipes.devices import visible_devices
+    from monarch.recipes.executor import Executor
+    from monarch.recipes.queue import Closed, Queue
+    from monarch.recipes.shared import Shared
+
+__all__ = ["ActorPool", "Closed", "Executor", "Queue", "Shared", "first", "visible_devices"]
+
+_HOMES = {
+    "ActorPool": "actor_pool",
+    "Closed": "queue",
+    "Executor": "executor",
+    "Queue": "queue",
+    "Shared": "shared",
+    "first": "completion",
+    "visible_devices": "devices",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"monarch.recipes.{home}"), name)
+    globals()[name] = value
+    return value
