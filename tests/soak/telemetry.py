@@ -3,7 +3,8 @@
 A script sends messages without answers to actors, one in each of `--procs` processes, in rounds of
 `--round` seconds: in turns without telemetry and with it, each time in new processes. Printed are
 the messages per second of each round, and the median ratio of neighbours. With ``--rate`` as many
-messages are sent in a second, and the processor time for each is compared.
+messages are sent in a second, and the processor time for each is compared. With ``--answered`` each
+message has an answer.
 
 Then messages are sent with telemetry for `--seconds`, while the store may take `--limit` MiB.
 Printed are, from time to time, the memory of the observer and of a worker, the rows that are there
@@ -53,7 +54,9 @@ def resident(pid: int) -> float:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE
 
 
-def send(procs: int, seconds: float, rate: float, look: Any = None) -> dict[str, float]:
+def send(
+    procs: int, seconds: float, rate: float, look: Any = None, *, answered: bool = False
+) -> dict[str, float]:
     """Send for so long; return messages per second, and the processor time of each in us."""
     receivers = this_host().spawn_procs({"procs": procs}).spawn("receivers", Receiver)
     receivers.take.call(0, 0.5).get()
@@ -62,7 +65,11 @@ def send(procs: int, seconds: float, rate: float, look: Any = None) -> dict[str,
     began = time.perf_counter()
     sent = 0
     while (passed := time.perf_counter() - began) < seconds:
-        for step in range(BURST):
+        if answered:
+            for future in [receivers.take.stream(step, 0.5) for step in range(BURST)]:
+                for answer in future:
+                    answer.get()
+        for step in range(0 if answered else BURST):
             receivers.take.broadcast(step, 0.5)
         sent += BURST * procs
         receivers.take.call(0, 0.5).get()
@@ -80,6 +87,7 @@ def send(procs: int, seconds: float, rate: float, look: Any = None) -> dict[str,
 def measure(options: argparse.Namespace, on: bool) -> dict[str, float]:
     """Measure one round in a script of its own."""
     words = ["--child", "--procs", str(options.procs), "--round", str(options.round)]
+    words += ["--answered"] if options.answered else []
     environ = {**os.environ, "MONARCH_TELEMETRY": "1" if on else "0"}
     command = [sys.executable, __file__, *words, "--rate", str(options.rate)]
     done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, check=True)
@@ -131,10 +139,13 @@ def main() -> None:
     add("--rounds", type=int, default=5, help="of each kind")
     add("--rate", type=float, default=0.0, help="messages a second; 0: as many as possible")
     add("--limit", type=int, default=64, help="of the store, in MiB")
+    add("--answered", action="store_true", help="messages have answers, which their caller times")
     add("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        print(json.dumps(send(options.procs, options.round, options.rate)))
+        print(
+            json.dumps(send(options.procs, options.round, options.rate, answered=options.answered))
+        )
         return
     start = time.perf_counter()
     ratios: list[float] = []

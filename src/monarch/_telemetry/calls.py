@@ -28,7 +28,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -55,11 +55,12 @@ ADVERBS = ("call", "call_one", "choose", "stream", "broadcast", "send")
 """How an endpoint can be called."""
 
 _ADVERB_OF: dict[Any, str] = {
-    Reply: "choose",
     Replies: "call",
     PartialReplies: "call",
     Arrivals: "stream",
 }
+
+_clock = time.perf_counter_ns
 
 _REFERENCE = Meter("monarch_hyperactor::metrics")
 _BOUNDS = bounds_for("s")
@@ -77,9 +78,9 @@ def outcome_of(future: Any) -> str:
     if phase == RAW:
         # Another thread may decode it meanwhile, and then the content is any value.
         flags: Any = content[0] if content.__class__ is tuple and len(content) == 2 else 0
-        if isinstance(flags, int) and flags:
+        if flags.__class__ is int and flags:
             return "failure" if flags & FAILURE else "error"
-        if type(future) is PartialReplies and any(
+        if future.__class__ is PartialReplies and any(
             type(outcome) is not tuple or outcome[0] for outcome in future._outcomes
         ):
             return "partial"
@@ -87,6 +88,16 @@ def outcome_of(future: Any) -> str:
     if phase == RAISED:
         return "timeout" if isinstance(content, TimeoutError) else "failure"
     return "cancelled" if phase == CANCELLED else "ok"
+
+
+def _noter(settled: deque[tuple[Any, str, str, int]]) -> Callable[[Any, str, Any, int], None]:
+    """Return the function that notes an answered call: endpoint, adverb, future, begin."""
+    append = settled.append
+
+    def answered(endpoint: Any, adverb: str, future: Any, began: int) -> None:
+        append((endpoint, adverb, outcome_of(future), _clock() - began))
+
+    return answered
 
 
 def _name_of(endpoint: Any) -> tuple[str, str]:
@@ -106,6 +117,7 @@ class Calls:
         self._proc = proc
         self._lock = threading.Lock()  # of what was counted
         self._settled: deque[tuple[Any, str, str, int]] = deque(maxlen=rows)
+        self._answered = _noter(self._settled)
         self._durations: dict[tuple[str, str, str, str], Values] = {}
         self._made: dict[tuple[str, str, str], int] = {}
         self._sent: dict[tuple[str, int], int] = {}
@@ -139,48 +151,47 @@ class Calls:
         if not port:
             return "broadcast"
         sink: Any = endpoint.proc.ports.get(port)
+        # Nothing has been sent, so a future is pending. If its process is lost at this very moment,
+        # the call is not timed.
+        if sink.__class__ is Reply:
+            adverb = "call_one" if len(endpoint._links) == 1 else "choose"
+            sink._parked.append(partial(self._answered, endpoint, adverb, sink, _clock()))
+            return adverb
         adverb = _ADVERB_OF.get(type(sink), "send")  # to a port of the program
-        if adverb == "send":
-            return adverb
-        if adverb == "stream":
-            now = time.perf_counter_ns()
-            for future in list(sink._line):
-                future._notify(partial(self._answered, now, endpoint, adverb, future))
-            return adverb
-        if adverb == "choose" and len(endpoint._links) == 1:
-            adverb = "call_one"
-        sink._notify(partial(self._answered, time.perf_counter_ns(), endpoint, adverb, sink))
+        if adverb != "send":
+            began = _clock()
+            for future in [sink] if adverb == "call" else list(sink._line):
+                future._parked.append(partial(self._answered, endpoint, adverb, future, began))
         return adverb
-
-    def _answered(self, began: int, endpoint: Any, adverb: str, future: Any) -> None:
-        took = time.perf_counter_ns() - began
-        self._settled.append((endpoint, adverb, outcome_of(future), took))
 
     # -- on the thread of the delivery -------------------------------------------------------------
 
-    def count(self, calls: Iterable[tuple[Any, str, bool, int]]) -> None:
-        """Count calls: endpoint, adverb, whether all its ranks are called, and the caller's uid."""
+    def count(self, calls: Iterable[tuple[Any, str, int | None, int]]) -> None:
+        """Count calls: endpoint, adverb, rank (None: all ranks), and the caller's uid."""
         proc = self._proc
         script = ("client" if proc.client else proc.label), 0
         with self._lock:
             made, sent = self._made, self._sent
-            for (endpoint, adverb, every, caller), number in Counter(calls).items():
+            for (endpoint, adverb, rank, caller), number in Counter(calls).items():
                 key = (*_name_of(endpoint), adverb)
                 made[key] = made.get(key, 0) + number
                 cell = proc.cells.get(caller)
                 who = script if cell is None else (cell.identity.name, cell.rank)
-                copies = len(endpoint._links or ()) if every else 1
+                copies = len(endpoint._links or ()) if rank is None else 1
                 sent[who] = sent.get(who, 0) + number * copies
             self._count_settled()
 
     def _count_settled(self) -> None:
         settled, durations = self._settled, self._durations
-        batches: dict[tuple[str, str, str, str], list[int]] = {}
+        batches: dict[tuple[Any, str, str], list[int]] = {}
         for _ in range(len(settled)):
             endpoint, adverb, outcome, took = settled.popleft()
+            batch = batches.get((endpoint, adverb, outcome))
+            if batch is None:
+                batch = batches[endpoint, adverb, outcome] = []
+            batch.append(took)
+        for (endpoint, adverb, outcome), batch in batches.items():
             key = (*_name_of(endpoint), adverb, outcome)
-            batches.setdefault(key, []).append(took)
-        for key, batch in batches.items():
             values = durations.get(key)
             if values is None:
                 values = durations[key] = Values()

@@ -333,10 +333,9 @@ class Recorder:
     def _count_calls(self, found: list[Any]) -> list[int]:
         """Count calls, rows of `sends`; return the uid of the caller of each (0: no actor)."""
         senders = [row[4].actor_instance._uid if row[4] else 0 for row in found]
-        self.calls.count(
-            (row[1], row[6], row[2] is None, sender)
-            for row, sender in zip(found, senders, strict=True)
-        )
+        if found:
+            columns = list(zip(*found, strict=True))
+            self.calls.count(zip(columns[1], columns[6], columns[2], senders, strict=True))
         return senders
 
     def _message_rows(self) -> Iterator[tuple[str, Columns]]:
