@@ -9,7 +9,8 @@ message has an answer.
 Then messages are sent with telemetry for `--seconds`, while the store may take `--limit` MiB.
 Printed are, from time to time, the memory of the observer and of a worker, the rows that are there
 and those that were dropped. The run fails if the observer's memory grows beyond three times the
-limit and what it has at its start.
+limit and what it has at its start, or the script's by more than its queues may hold. For an hour:
+``--rounds 0 --minutes 60``.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from monarch.actor import Actor, endpoint, this_host
 
 PAGE = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 BURST = 50  # messages to each process between two looks at the clock
+QUEUES = 256.0  # MiB of a process's queues, generously
 EMPTY = 256.0  # MiB of an observer whose store is empty, generously
 
 
@@ -106,6 +108,7 @@ def fill(options: argparse.Namespace) -> list[str]:
     faults: list[str] = []
     most = 0.0
     shown = -60.0
+    own: list[float] = []
 
     def look(passed: float) -> None:
         nonlocal most, shown
@@ -117,16 +120,17 @@ def fill(options: argparse.Namespace) -> list[str]:
             shown = passed
             client = QueryEngineClient(place.telemetry_url)
             rows = client.query("SELECT count(*) AS n FROM messages", 60.0)["rows"][0]["n"]
-            own = resident(os.getpid())
-            print(
-                f"{passed:7.0f} s  observer {memory:6.0f} MiB, script {own:4.0f} MiB, {rows:,} rows"
-            )
+            own.append(resident(os.getpid()))
+            print(f"{passed:7.0f} s  observer {memory:6.0f} MiB, script {own[-1]:4.0f} MiB", end="")
+            print(f", {rows:,} rows")
 
     found = send(options.procs, options.seconds, options.rate, look)
     print(f"{found['rate']:,.0f} messages a second")
     bound = EMPTY + 3 * options.limit
     if most > bound:
         faults.append(f"the observer had {most:.0f} MiB, more than {bound:.0f}")
+    if own[-1] > own[0] + QUEUES:
+        faults.append(f"the script has {own[-1]:.0f} MiB, and had {own[0]:.0f}")
     return faults
 
 
@@ -134,6 +138,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What telemetry costs, and its bounds.")
     add = parser.add_argument
     add("--seconds", type=float, default=60.0, help="of filling the store")
+    add("--minutes", type=float, help="of filling the store, instead of --seconds")
     add("--procs", type=int, default=16)
     add("--round", type=float, default=5.0, help="seconds of a round")
     add("--rounds", type=int, default=5, help="of each kind")
@@ -142,6 +147,8 @@ def main() -> None:
     add("--answered", action="store_true", help="messages have answers, which their caller times")
     add("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.minutes is not None:
+        options.seconds = 60 * options.minutes
     if options.child:
         print(
             json.dumps(send(options.procs, options.round, options.rate, answered=options.answered))

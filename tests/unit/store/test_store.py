@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import time
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from monarch._store.query import QueryError
 from monarch._store.store import Store
 from monarch._store.tables import DOCUMENTED
 from monarch._telemetry.kinds import BatchReader, encode
+from tests import hostile_sql
+from tests.hostile_sql import CANARY
 
 FACTS = Path(__file__).parent / "tables.txt"
 
@@ -293,6 +296,18 @@ def statements(seed: int, count: int) -> Iterator[str]:
             text = choose.choice(good)
             at, size = choose.randint(0, len(text)), choose.randint(0, 6)
             yield text[:at] + text[at : at + size] * choose.choice((0, 2)) + text[at + size :]
+
+
+def test_hostile_statements_do_no_harm(store: Store, tmp_path: Path) -> None:
+    job(store)
+    file = tmp_path / "canary.csv"
+    file.write_text(CANARY)
+    for sql in itertools.islice(hostile_sql.statements(1, str(file), explosions=0), 400):
+        with contextlib.suppress(QueryError):
+            assert CANARY not in str(store.query(sql, timeout=5.0, limit=10).rows)
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+    assert store.query("SELECT count(*) FROM actors").rows == [(2,)]
+    assert store.query("SELECT count(*) FROM messages").rows == [(3,)]
 
 
 def test_malformed_statements_do_no_harm(store: Store) -> None:
