@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+from monarch._store.query import QueryError
+
 __all__ = ["LARGEST", "gathered"]
 
 LARGEST = 64 << 20
@@ -33,10 +35,12 @@ def gathered(
         limit: the most rows.
         largest: the most bytes of all values, but for the row that exceeds it.
 
-    >>> source = iter([("a",), ("b" * 100,), ("c",)])
+    Raises QueryError for a row that alone has more.
+
+    >>> source = iter([("a",), ("b",), ("c",)])
     >>> fetch = lambda count: [row for _, row in zip(range(count), source)]
-    >>> gathered(fetch, str.upper, 10, largest=100)[1]
-    True
+    >>> gathered(fetch, str.upper, 10, largest=100)
+    ([('A',), ('B',)], True)
     """
     rows: list[tuple[Any, ...]] = []
     size, portion = 0, 1
@@ -45,7 +49,10 @@ def gathered(
             if len(rows) == limit or size > largest:
                 return rows, True
             made = tuple(map(plain, row))
-            size += sum(map(_size, made))
+            more = sum(map(_size, made))
+            if more > largest:
+                raise QueryError(f"a row has {more:,} bytes; an answer has at most {largest:,}")
+            size += more
             rows.append(made)
         average = max(size // len(rows), 1)
         portion = max(1, min(_PORTION, (largest - size) // average))

@@ -52,6 +52,13 @@ _MACROS = (
     "character_length(x) AS length(x)",
     "btrim(x) AS trim(x)",
     "array_length(x) AS len(x)",
+    "nvl(x, y) AS coalesce(x, y)",
+    "to_char(x, pattern) AS strftime(x, pattern)",
+    "date_format(x, pattern) AS strftime(x, pattern)",
+    "from_unixtime(x) AS timezone('UTC', to_timestamp(x))",
+    "to_unixtime(x) AS CAST(epoch(x) AS BIGINT)",
+    "arrow_typeof(x) AS typeof(x)",
+    "regexp_match(x, form) AS CASE WHEN regexp_matches(x, form) THEN [regexp_extract(x, form)] END",
 )
 """Functions of the documented dialect under the names of this one."""
 

@@ -239,6 +239,16 @@ def test_an_answer_has_a_size(store: Store) -> None:
     assert 64 << 20 < sum(len(row[0]) for row in found.rows) < 128 << 20
 
 
+def test_a_row_has_a_size() -> None:
+    pytest.importorskip("duckdb")
+    store = Store(64 << 20, 3600.0, "duckdb")
+    try:
+        with pytest.raises(QueryError, match="a row has"):
+            store.query("SELECT repeat('x', 68000000)")
+    finally:
+        store.close()
+
+
 def test_numbers_that_json_does_not_have_are_null(store: Store) -> None:
     assert store.query("SELECT 1e999 AS a").rows == [(None,)]
 
@@ -253,6 +263,28 @@ def test_times_with_a_zone_need_no_other_package() -> None:
         assert found.columns == ["now", "one", "p"]
         assert found.rows[0][1:] == (1, "x")
         assert found.rows[0][0].startswith("20")
+    finally:
+        store.close()
+
+
+@pytest.mark.parametrize(
+    ("sql", "value"),
+    [
+        ("nvl(NULL, 'x')", "x"),
+        ("to_char(to_timestamp_micros(1000000), '%H:%M:%S')", "00:00:01"),
+        ("date_format(to_timestamp_micros(1000000), '%S')", "01"),
+        ("from_unixtime(1)", "1970-01-01T00:00:01"),
+        ("to_unixtime(to_timestamp_micros(2000000))", 2),
+        ("arrow_typeof('x')", "VARCHAR"),
+        ("regexp_match('trainers', 'r.')", ["ra"]),
+        ("regexp_match('trainers', 'z')", None),
+    ],
+)
+def test_functions_of_the_documented_dialect(sql: str, value: object) -> None:
+    pytest.importorskip("duckdb")
+    store = Store(64 << 20, 3600.0, "duckdb")
+    try:
+        assert store.query(f"SELECT {sql}").rows == [(value,)]
     finally:
         store.close()
 
