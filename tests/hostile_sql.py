@@ -1,4 +1,4 @@
-"""Statements that nobody should send: grown by chance from those of the documentation.
+"""Hostile statements: grown by chance from those of the documentation.
 
 `statements(seed)` never ends, and is the same for each seed. It mixes statements that change
 something or reach for files, mutations of queries that are fine, deep nesting, odd text, and joins

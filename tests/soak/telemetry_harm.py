@@ -127,7 +127,7 @@ def fuzz(database: str, count: int, seed: int, faults: list[str]) -> None:
 
 
 class Attack:
-    """What is done to the observer of a program, by some threads, until `over` is set."""
+    """Attacks the observer of a program, on some threads, until `over` is set."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.places = folder / f"monarch-{os.getuid()}" / "observers"
