@@ -2,9 +2,9 @@
 
 Its commands handle the jobs of a directory (``apply``, ``exec``, ``shell``, ``status``, ``logs``,
 ``kill``, ``context``) and of a machine (``ps``, ``gc``), run hosts (``worker``, ``certificates``),
-and show a running script (``why``, ``top``, ``query``, ``dashboard``, ``profile``), a machine or a
-worker (``doctor``) or a program (``debug``). ``monarch COMMAND --help`` shows the options of each,
-with examples.
+and show a running script (``why``, ``top``, ``tui``, ``query``, ``dashboard``, ``profile``), a
+machine or a worker (``doctor``) or a program (``debug``). ``monarch COMMAND --help`` shows the
+options of each, with examples.
 
 Results go to stdout, everything else to stderr. The exit status is 0; 1 after a failure, with one
 line about it; 2 for a wrong command line; 130 after Ctrl-C. ``exec`` and ``shell`` exit with the
@@ -19,7 +19,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-__all__ = ["add_options", "execute", "has_command", "main", "make_parser", "run_command"]
+__all__ = ["add_options", "execute", "main", "make_parser", "run_command"]
 
 _COMMANDS = {
     "apply": ("jobs", "start the job of this directory, or find it running"),
@@ -30,6 +30,7 @@ _COMMANDS = {
     "logs": ("status", "the output of its hosts"),
     "why": ("why", "what a running script does: which actor is busy where, which waits"),
     "top": ("top", "the same on one screen, again and again: busy actors first, CPU, memory"),
+    "tui": ("tui", "its hosts, processes and actors as a tree in the terminal, kept up to date"),
     "query": ("query", "SQL about a running script: its messages, actors, spans, metrics"),
     "dashboard": ("dashboard", "pages in a browser that show what a running script does"),
     "profile": ("profile", "where its time goes: a flame graph of all its processes, or a trace"),
@@ -75,11 +76,6 @@ def make_parser(asked: str | None = None) -> argparse.ArgumentParser:
         if name == asked:
             add_options(name, command)
     return parser
-
-
-def has_command(name: str) -> bool:
-    """Whether there is a command of this name."""
-    return name in _COMMANDS
 
 
 def add_options(name: str, parser: argparse.ArgumentParser) -> None:

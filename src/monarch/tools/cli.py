@@ -1,16 +1,14 @@
 """The ``monarch`` command for programs that run it in their process: see `monarch.cli`."""
 
-# ruff: noqa: ARG001 - functions that raise have the parameters of the reference
-
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 from monarch.actor import shutdown_context
-from monarch.cli import add_options, has_command, make_parser, run_command
+from monarch.cli import add_options, make_parser, run_command
 from monarch.cli import main as _main
 from monarch.job import job_load, load_current_job
 from monarch.tools.commands import (
@@ -80,18 +78,15 @@ class _Command:
     name: ClassVar[str] = ""
 
     def add_arguments(self, subparser: argparse.ArgumentParser) -> None:
-        """Add the options of the command. One that this release lacks has none."""
-        if has_command(self.name):
-            add_options(self.name, subparser)
+        """Add the options of the command."""
+        add_options(self.name, subparser)
 
     def run(self, args: argparse.Namespace) -> None:
         """Run the command with what the parser returned. Blocks until it ends.
 
-        Raises SystemExit with its exit status unless that is 0, the errors that ``monarch`` would
-        report, and NotImplementedError for a command that this release lacks.
+        Raises SystemExit with its exit status unless that is 0, and the errors that ``monarch``
+        would report.
         """
-        if not has_command(self.name):
-            _missing(f"`monarch {self.name}`")
         status = run_command(self.name, args)
         if status:
             raise SystemExit(status)
@@ -187,13 +182,30 @@ def run_mesh_admin_tui(
     tls_cert: str | None = None,
     tls_key: str | None = None,
     plaintext: bool = False,
-) -> NoReturn:
-    """Raise NotImplementedError: this release has no such program; see ``monarch top``."""
-    _missing("the terminal interface of the admin server")
+) -> None:
+    """Show a job in the terminal until the user quits: the program of ``monarch tui``.
 
+    Args:
+        addr: ``host``, ``host:port`` or a URL of the admin API, with its token.
+        admin_port: the port, if `addr` has none.
+        refresh_ms: milliseconds between two looks.
+        theme: ``"nord"`` or ``"doom-nord-light"``.
+        lang: ``"en"`` or ``"zh"``.
+        tls_ca: a file with the certificate authority of the server.
+        tls_cert: a file with a certificate of this client.
+        tls_key: its key.
+        plaintext: do not try TLS.
 
-def _missing(what: str) -> NoReturn:
-    raise NotImplementedError(
-        f"{what} is not part of this release: `monarch top`, `monarch why` and `monarch "
-        "dashboard` show what a job does"
+    Raises RuntimeError if this is no terminal, or textual is not installed.
+    """
+    from monarch.cli.tui import show
+
+    show(
+        addr,
+        port=admin_port,
+        refresh_ms=refresh_ms,
+        theme=theme,
+        lang=lang,
+        tls=(tls_ca, tls_cert, tls_key),
+        plaintext=plaintext,
     )
