@@ -15,6 +15,7 @@ from typing import Any, ClassVar, cast
 from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
+from textual import worker as workers
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, VerticalScroll
@@ -24,7 +25,6 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.theme import Theme
 from textual.widgets import Static
-from textual.worker import Worker, get_current_worker
 
 from monarch._tui import checks
 from monarch._tui.client import Client, Lost, Refused
@@ -164,10 +164,10 @@ class _Overlay(ModalScreen[None]):
             lines = self._fetch()
         except (Lost, Refused) as error:
             lines = [str(error)]
-        worker = cast("Worker[Any]", get_current_worker())
+        worker = _worker()
         if not worker.is_cancelled:
             text = Text("\n".join(lines))
-            app = cast("App[Any]", self.app)  # pyright: ignore[reportUnknownMemberType]
+            app = cast("App[None]", self.app)  # pyright: ignore[reportUnknownMemberType]
             app.call_from_thread(self._put, text)
 
     def _put(self, text: Text) -> None:
@@ -263,7 +263,7 @@ class Tui(App[None]):
         self.run_worker(self._fetch, thread=True, exclusive=True, group="look")
 
     def _fetch(self) -> None:
-        worker = cast("Worker[Any]", get_current_worker())
+        worker = _worker()
         try:
             about = self._client.get("/api/about")
             processes = self._client.get("/api/processes?limit=10000")
@@ -307,7 +307,7 @@ class Tui(App[None]):
         )
 
     def _fetch_details(self, reference: str) -> None:
-        worker = cast("Worker[Any]", get_current_worker())
+        worker = _worker()
         try:
             node = self._client.get(f"/v1/{urllib.parse.quote(reference, safe='')}")
             text = _drawn(details(node, self._words))
@@ -435,6 +435,11 @@ class Tui(App[None]):
         words = self._words
         hint = f"Esc {words('close')}" + (f"  {keys[0]} {words('again')}" if keys else "")
         self.push_screen(_Overlay(words(title), hint, fetch, keys, words("asking ...")))
+
+
+def _worker() -> Any:
+    """Return the worker that runs this thread; it says whether it was cancelled."""
+    return workers.get_current_worker()  # pyright: ignore[reportUnknownMemberType]
 
 
 def _drawn(found: Any) -> Text:
