@@ -439,7 +439,8 @@ class Tui(App[None]):
 
 def _worker() -> Any:
     """Return the worker that runs this thread; it says whether it was cancelled."""
-    return workers.get_current_worker()  # pyright: ignore[reportUnknownMemberType]
+    found: Any = cast("Any", workers.get_current_worker())  # pyright: ignore[reportUnknownMemberType]
+    return found
 
 
 def _drawn(found: Any) -> Text:
