@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from monarch._engine.base.duration import parse_duration
     from monarch._engine.base.errors import DeadlockError, format_remote, headline, is_engine_frame
     from monarch._engine.base.failure import Failure
-    from monarch._engine.base.features import LATE, find, hook
+    from monarch._engine.base.features import LATE, TRACE, find, hook
     from monarch._engine.base.home import HOME
     from monarch._engine.base.identity import LABEL_LIMIT, normalize_label, to_base58
     from monarch._engine.base.memory_file import memory_file
@@ -179,6 +179,7 @@ __all__ = [
     "SAFE_PATH",
     "STOP",
     "STOPPED",
+    "TRACE",
     "UNITS",
     "USER",
     "VALUE",
@@ -336,7 +337,7 @@ _NAMES = {
     "_engine.base.failure": "Failure",
     "_engine.base.home": "HOME",
     "_engine.base.identity": "LABEL_LIMIT normalize_label to_base58",
-    "_engine.base.features": "LATE find hook",
+    "_engine.base.features": "LATE TRACE find hook",
     "_engine.base.memory_file": "memory_file",
     "_engine.base.settings": "KEYS settings",
     "_engine.base.verdict": "FAILED INFRASTRUCTURE NOT_CREATED STOPPED USER Verdict",

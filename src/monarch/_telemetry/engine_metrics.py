@@ -124,7 +124,7 @@ class EndpointStatistics:
         """Count messages, as the recorder has them, and when they ended (in ns)."""
         batches: dict[str, tuple[list[int], list[int], list[bool]]] = {}
         for message, end in zip(messages, ended, strict=True):
-            _, failed, _, _, _, _, method, queued, begun = message
+            _, failed, _, _, _, _, method, queued, begun, _ = message
             batch = batches.get(method)
             if batch is None:
                 batch = batches[method] = [], [], []

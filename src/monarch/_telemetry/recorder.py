@@ -7,6 +7,9 @@ the loss is counted. So the cost of a message is that of a few tuples, and memor
 A message is one row, from the moment at which an actor takes it up. While its endpoint runs it
 waits here; one that runs for long is reported meanwhile, by a row of its own (`running`). The
 sender of a message is found by its process and port in the rows of `send`.
+
+Where spans are exported, or the program uses a tracer of its own, calls carry the context of their
+trace (`trace_context`), so that a message is a span below that of its caller.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ import hashlib
 import itertools
 import json
 import os
+import secrets
+import sys
 import threading
 import time
 from collections import deque
@@ -24,6 +29,7 @@ from functools import lru_cache
 from typing import Any
 
 from monarch._spi import (
+    TRACE,
     ActorMesh,
     Frame,
     FrameLink,
@@ -35,10 +41,12 @@ from monarch._spi import (
 )
 from monarch._telemetry.calls import Calls
 from monarch._telemetry.engine_metrics import EndpointStatistics
+from monarch._telemetry.trace_context import TraceContext, attach, foreign, parse
 
 __all__ = ["ENDPOINT", "Columns", "Recorder", "current", "current_span", "install"]
 
 _MASK = (1 << 63) - 1
+_SPAN = (1 << 64) - 1
 _ROWS = 1 << 16  # of each kind that wait for delivery
 _LONG = 250_000_000  # ns: an endpoint that has run for so long gets a row of its own
 _ARRIVALS = 1 << 20  # messages in mailboxes whose arrival is remembered
@@ -84,7 +92,9 @@ class Recorder:
         self._reported: set[int] = set()  # of these
         self._hosts: set[int] = set()
         self._taps: dict[str, Callable[[tuple[Any, ...]], object]] = {}
-        self._traces: dict[int, int] = {}  # of the open spans
+        self._traces: dict[int, int] = {}  # of the open spans, and of messages that have one
+        self._origin = secrets.randbits(63) << 64  # of the traces that begin here
+        self._carries = False  # whether calls carry the context of their trace
         self.delivered = False
         self.endpoints = EndpointStatistics()
         self.calls = Calls(proc, rows)
@@ -125,6 +135,7 @@ class Recorder:
             self._taps.pop(kind, None)
         else:
             self._taps[kind] = tap
+        self._carries = "messages" in self._taps
 
     def deliver(self) -> None:
         """Keep rows from now on, since they are delivered."""
@@ -147,8 +158,13 @@ class Recorder:
 
     def trace(self) -> int:
         """Return the trace of the code that runs: its message, or its outermost span; 0: none."""
-        inside = current_span.get()
-        return self._traces.get(inside, inside)
+        return self._trace_of(current_span.get())
+
+    def _trace_of(self, span: int) -> int:
+        """Return the trace of a span or a message; one without a known trace has begun its own."""
+        if not span:
+            return 0
+        return self._traces.get(span) or self._origin | span
 
     def number(self) -> int:
         """Return a new id, unique in the cluster."""
@@ -156,32 +172,54 @@ class Recorder:
 
     # -- the engine's traffic ----------------------------------------------------------------------
 
-    def sent(self, endpoint: Any, rank: int | None, port: int) -> None:
-        """Record that an endpoint is called."""
+    def sent(
+        self, endpoint: Any, rank: int | None, port: int, kwargs: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Record that an endpoint is called; let the call carry the context of its trace."""
         if len(self._sends) == self._limit:
             self.lost += 1
         here, inside = current_context(), current_span.get()
         adverb = self.calls.began(endpoint, port)
         self._sends.append((time.time_ns(), endpoint, rank, port, here, inside, adverb))
+        context = foreign()
+        if context is None and self._carries and inside:
+            context = TraceContext(self._trace_of(inside), inside & _SPAN)
+        return kwargs if context is None else {**kwargs, TRACE: context.header()}
 
     def arrived(self, frame: Frame) -> None:
         """Record when a message was put into a mailbox."""
         self._arrived[id(frame)] = time.time_ns()
 
-    def begin(self, cell: Any, via: FrameLink, frame: Frame, handler: Handler) -> Handler:
+    def begin(
+        self, cell: Any, via: FrameLink, frame: Frame, handler: Handler, trace: object
+    ) -> Handler:
         """Record that an actor takes up a message; return the handler that records its end."""
         recorded: Recorded | None = handler.recorded
         if recorded is None:
-            recorded = handler.recorded = Recorded(handler, current_span.set, time.time_ns)
+            recorded = handler.recorded = Recorded(handler, self._enter, time.time_ns)
         if len(self._messages) == self._limit:
             self.lost += 1
         # The first two items are those of `Recorded`.
         began, queued = time.time_ns(), self._arrived.pop(id(frame), 0)
         number = next(self._numbers)
-        message = [0, False, number, cell.uid, via.uid, frame.port, handler.name, queued, began]
+        name, context = handler.name, None
+        if trace is not None:
+            context = parse(trace)
+            if context is not None:
+                self._traces[number] = context.trace
+        uid, port = cell.uid, frame.port
+        message = [0, False, number, uid, via.uid, port, name, queued, began, context]
         recorded.pending = message
         self._messages.append(message)
         return recorded.handler
+
+    def _enter(self, message: list[Any]) -> None:
+        """Make a message the span of the code that runs."""
+        number, context = message[2], message[9]
+        current_span.set(number)
+        if "opentelemetry.sdk.trace" in sys.modules:
+            flags, state = (1, "") if context is None else context[2:]
+            attach(TraceContext(self._trace_of(number), number & _SPAN, flags, state))
 
     def status(self, cell: Any, status: str, reason: str) -> None:
         """Record the state of an actor."""
@@ -197,7 +235,7 @@ class Recorder:
         """Record that a span begins on this thread."""
         number = next(self._numbers)
         parent = current_span.get()
-        self._traces[number] = self._traces.get(parent, parent) or number
+        self._traces[number] = self._trace_of(parent or number)
         return number, name, time.time_ns(), parent, current_span.set(number)
 
     def end_span(self, token: Any, error: BaseException | None) -> None:
@@ -207,7 +245,8 @@ class Recorder:
         here = current_context()
         fields = {"actor_id": "" if here is None else str(here.actor_instance.actor_id)}
         fields["name"] = name
-        fields["trace_id"] = f"{self._traces.pop(number, number):032x}"
+        fields["trace_id"] = f"{self._trace_of(number):032x}"
+        self._traces.pop(number, None)
         if error is not None:
             fields["error"] = type(error).__name__
         thread = threading.current_thread().name
@@ -370,23 +409,28 @@ class Recorder:
         if tap is not None:
             for message, end in zip(done, ended, strict=True):
                 tap(self._span_of(message, end))
+        for message in done:
+            if message[9] is not None:
+                self._traces.pop(message[2], None)
         return done, ended
 
     def _span_of(self, message: list[Any], ended: int) -> tuple[Any, ...]:
         """Return a message as a row of spans, for a tap: the table has it as a message."""
-        _, failed, number, mesh, _, _, name, _, began = message
-        fields: dict[str, Any] = {"trace_id": f"{number:032x}"}
+        _, failed, number, mesh, _, _, name, _, began, context = message
+        fields: dict[str, Any] = {"trace_id": f"{self._trace_of(number):032x}"}
         cell = self.proc.cells.get(mesh)
         if cell is not None:
             fields |= {"actor": cell.identity.name, "rank": cell.rank}
         if failed:
             fields["error"] = "the endpoint raised"
         times = began // 1000, ended // 1000
-        return number, name, ENDPOINT, "INFO", json.dumps(fields), *times, None, "", None, None
+        parent = None if context is None else context.span
+        return number, name, ENDPOINT, "INFO", json.dumps(fields), *times, parent, "", None, None
 
     def _columns(self, messages: list[list[Any]], ended: list[int]) -> Columns:
         own = self.proc.uid
-        _, failed, numbers, meshes, peers, ports, names, queued, began = zip(*messages, strict=True)
+        columns = zip(*messages, strict=True)
+        _, failed, numbers, meshes, peers, ports, names, queued, began, _ = columns
         actors = {mesh: actor_number(own, mesh) for mesh in set(meshes)}
         senders = {peer: actor_number(peer, 0) for peer in set(peers)}
         return [

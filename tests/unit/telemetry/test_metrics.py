@@ -515,9 +515,9 @@ def test_messages_are_counted_by_endpoint(receiver):
     )
     metrics.switch(on=True)
     messages = [
-        [0, False, 1, 2, 3, 4, "train", 1_000, 2_000],
-        [0, True, 1, 2, 3, 4, "train", 0, 2_000],
-        [0, False, 1, 2, 3, 4, "stop", 1_000, 5_000],
+        [0, False, 1, 2, 3, 4, "train", 1_000, 2_000, None],
+        [0, True, 1, 2, 3, 4, "train", 0, 2_000, None],
+        [0, False, 1, 2, 3, 4, "stop", 1_000, 5_000, None],
     ]
     ended = [2_000 + 40_000_000, 2_000 + 3_000, 5_000 + 1_000]
     endpoints.add_all(messages, ended)

@@ -18,10 +18,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["HOOKS", "LATE", "find", "hook"]
+__all__ = ["HOOKS", "LATE", "TRACE", "find", "hook"]
 
 LATE = "\0late"
 """A keyword argument that marks a call whose arguments have stand-ins for values to come."""
+
+TRACE = "\0trace"
+"""A keyword argument that a receiver of traffic has added, for the receiver at the other side."""
 
 HOOKS = {
     "actor_address": "monarch._reference.identity:actor_address",

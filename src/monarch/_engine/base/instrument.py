@@ -66,17 +66,21 @@ class Traffic(Protocol):
     others on the actor's.
     """
 
-    def sent(self, endpoint: Any, rank: int | None, port: int) -> None:
+    def sent(self, endpoint: Any, rank: int | None, port: int, kwargs: Any) -> Any:
         """Record that an endpoint is called: one rank of its mesh, or with None all of them.
 
-        `port` receives the answers; 0: there are none.
+        `port` receives the answers; 0: there are none. Return the keyword arguments to send: those
+        of the call, or others with `features.TRACE` beside them.
         """
 
     def arrived(self, frame: Any) -> None:
         """Record that a message was put into a mailbox."""
 
-    def begin(self, cell: Any, via: Any, frame: Any, handler: Any) -> Any:
-        """Record that an actor takes up a message, which came by a link; return what to call."""
+    def begin(self, cell: Any, via: Any, frame: Any, handler: Any, trace: Any) -> Any:
+        """Record that an actor takes up a message, which came by a link; return what to call.
+
+        `trace` is what the sender's `sent` has added, or None.
+        """
 
     def status(self, cell: Any, status: str, reason: str) -> None:
         """Record the new state of an actor."""

@@ -54,10 +54,11 @@ def export(proc: Proc) -> None:
 
     exporter = Exporter(options, resource.describe(proc, os.environ), speak=proc.client)
     _exporter = exporter
-    if exporter.takes("metrics"):
-        interval = min(collection.INTERVAL, options.interval)
-        collection.subscribe(exporter.add_points, interval)
-        _undo.append(lambda: collection.unsubscribe(exporter.add_points))
+    # Spans of messages come with the collection of metrics, also if metrics are not exported.
+    interval = options.interval if exporter.takes("metrics") else options.delay
+    points = exporter.add_points if exporter.takes("metrics") else _ignore
+    collection.subscribe(points, min(collection.INTERVAL, interval))
+    _undo.append(lambda: collection.unsubscribe(points))
     recorder = sources.begin(proc)
     for signal, kind in (("traces", "spans"), ("traces", "messages"), ("logs", "events")):
         if exporter.takes(signal):
@@ -79,6 +80,10 @@ def end() -> None:
     while _undo:
         _undo.pop()()
     exporter.end(_LAST)
+
+
+def _ignore(points: object) -> None:
+    pass
 
 
 def _forget() -> None:

@@ -706,7 +706,7 @@ class ActorEndpoint(Generic[P, R_co]):
         uid = self.mesh._uid
         traffic = instrument.traffic
         if traffic is not None:
-            traffic.sent(self, rank, port)
+            kwargs = traffic.sent(self, rank, port, kwargs)
         try:
             payload = proc.encode_call(args, kwargs)
         except PayloadTooLarge:
@@ -741,7 +741,7 @@ class ActorEndpoint(Generic[P, R_co]):
         uid = self.mesh._uid
         traffic = instrument.traffic
         if traffic is not None:
-            traffic.sent(self, None, port)
+            kwargs = traffic.sent(self, None, port, kwargs)
         try:
             payload = proc.encode_call(args, kwargs)
         except PayloadTooLarge:

@@ -29,7 +29,7 @@ from monarch._engine.base.errors import (
     type_name,
 )
 from monarch._engine.base.failure import Failure
-from monarch._engine.base.features import LATE, hook
+from monarch._engine.base.features import LATE, TRACE, hook
 from monarch._engine.base.settings import settings
 from monarch._engine.base.verdict import STOPPED
 from monarch._engine.runtime.actor.cell import DEAD, RUNNING, Behaviour, Cell, Handler
@@ -202,9 +202,10 @@ def prepare(cell: Cell, link: FrameLink, frame: Frame) -> tuple[Handler, Any, An
     if handler.explicit:
         port = behaviour.explicit_port(link, frame, handler.name)
         args = (port, *args)
+    trace = kwargs.pop(TRACE, None) if kwargs else None
     traffic = instrument.traffic
     if traffic is not None:
-        handler = traffic.begin(cell, link, frame, handler)
+        handler = traffic.begin(cell, link, frame, handler, trace)
     spans: Any = instrument.sink
     if spans is not None and handler.instrument and spans is not traffic:  # one row says both
         handler = in_span(spans, handler)

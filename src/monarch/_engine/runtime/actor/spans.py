@@ -61,7 +61,7 @@ class Recorded:
 
     Args:
         original: the endpoint.
-        enter: called with the third item where the endpoint begins.
+        enter: called with the message where the endpoint begins.
         clock: returns the time; more than 0.
     """
 
@@ -75,7 +75,7 @@ class Recorded:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             message = self.pending
-            enter(message[2])
+            enter(message)
             try:
                 return function(*args, **kwargs)
             except BaseException:
@@ -85,7 +85,7 @@ class Recorded:
                 message[0] = clock()
 
         async def complete(message: list[Any], args: Any, kwargs: Any) -> Any:
-            enter(message[2])
+            enter(message)
             try:
                 return await function(*args, **kwargs)
             except BaseException:
