@@ -15,8 +15,9 @@ first used.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from monarch._lazy import lazily
 
 if TYPE_CHECKING:
     from monarch.job.command import exec_command
@@ -120,11 +121,4 @@ _HOMES = {
     "shell": "terminal",
 }
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is not None:
-        value = getattr(importlib.import_module(f"monarch.job.{home}"), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __dir__ = lazily(__name__, _HOMES)

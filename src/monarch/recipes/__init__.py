@@ -12,8 +12,9 @@ Each name is loaded when it is first used. docs/recipes.md shows them at work, a
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from monarch._lazy import lazily
 
 if TYPE_CHECKING:
     from monarch.recipes.actor_pool import ActorPool
@@ -35,11 +36,4 @@ _HOMES = {
     "visible_devices": "devices",
 }
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"monarch.recipes.{home}"), name)
-    globals()[name] = value
-    return value
+__getattr__, __dir__ = lazily(__name__, _HOMES)

@@ -15,8 +15,9 @@ loaded when it is first used, and torch with the first rendezvous.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from monarch._lazy import lazily
 
 if TYPE_CHECKING:
     from monarch.spmd.actor import SPMDActor
@@ -41,15 +42,4 @@ _HOMES = {
     "setup_torch_elastic_env_async": "setup",
 }
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazily(__name__, _HOMES)

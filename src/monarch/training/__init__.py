@@ -16,8 +16,9 @@ torch is imported by `manager`, so by the ranks only.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from monarch._lazy import lazily
 
 if TYPE_CHECKING:
     from monarch.training.coordinator import Coordinator, Event
@@ -36,22 +37,4 @@ _HOMES = {
     "TrainingError": "errors",
 }
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise ModuleNotFoundError(
-            f"monarch.training.{name} needs torch: pip install 'pymonarch[training]'", name="torch"
-        ) from error
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazily(__name__, _HOMES, {"torch": "training"})

@@ -7,8 +7,9 @@ hosts, and the first one drives them. Each name is loaded when it is first used.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from monarch._lazy import lazily
 
 if TYPE_CHECKING:
     from monarch.job.spmd.spmd_job import SPMDJob, serve
@@ -18,15 +19,4 @@ __all__ = ["SPMDJob", "StoreJob", "serve"]
 
 _HOMES = {"SPMDJob": "spmd_job", "StoreJob": "store_job", "serve": "spmd_job"}
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazily(__name__, _HOMES)
