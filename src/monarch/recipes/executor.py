@@ -1,9 +1,9 @@
 """Plain functions on the processes of a mesh, by the interface of `concurrent.futures`.
 
-The executor keeps a queue of its own, and gives each process one function at a time and one more to
-begin with at once. So a slow function delays no other but the one behind it, which is given to
-another process if that is idle first. A function whose process exits is run again, if the caller
-allows it by `retries`, and a supervisor replaces the process.
+The executor keeps a queue of its own. Each process has the function that it runs and the next one,
+so that it never waits for the script; a slow function delays that one, and no other. A function
+whose process exits is run again, if the caller allows it by `retries`, and a supervisor replaces
+the process.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ handle is small and can be sent anywhere. A process of the same host maps that m
 arrays are views of the one copy. A process of another host copies it once by RDMA, and keeps it as
 long as something of it is in use.
 
-The mapping is reached through ``/proc/PID/fd``. The file has no name, so nothing is left behind,
-whoever is killed; and it is sealed, so that no process can change what the others see. Where it
-cannot be reached (another user, another namespace of pids, no ``memfd_create``) the content is
+The mapping is reached through ``/proc/PID/fd``. The file has no name, so nothing is left behind
+when a process is killed; and it is sealed, so that no process can change what the others see. Where
+it cannot be reached (another user, another namespace of pids, no ``memfd_create``) the content is
 copied, which is only slower.
 """
 
