@@ -1,8 +1,8 @@
 """A pool of actors: each call goes to the one that has the least to do.
 
-What an actor has to do is what this pool has given it and has no result of, so two pools over the
-same actors know nothing of each other. An actor whose process was lost looks idle; so it is left
-out for a while, twice as long each time, until a call to it has succeeded.
+A pool counts the calls that it has made to an actor and that have no result yet, so two pools over
+the same actors know nothing of each other. An actor whose process was lost looks idle; so it is
+left out for a while, twice as long each time, until a call to it has succeeded.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class ActorPool(Generic[TActor]):
     def __init__(self, actors: TActor) -> None:
         mesh: Any = actors
         flat = mesh.flatten("rank")
-        self._members = [_Member(flat.slice(rank=rank)) for rank in range(flat.size())]
-        self._turn = context().actor_instance.rank.rank  # pools of several actors begin apart
         self._lock = threading.Lock()
+        self._members = [_Member(flat.slice(rank=i), self._lock) for i in range(flat.size())]
+        self._turn = context().actor_instance.rank.rank  # pools of several actors begin apart
 
     def __len__(self) -> int:
         """Return the number of actors."""
@@ -154,23 +154,26 @@ def _oldest(pending: deque[Future[R]]) -> Future[R]:
 
 
 class _Member:
-    """An actor, how many calls it has, and the time since when it may get others."""
+    """An actor, how many calls it has, and the time since when it may get others.
 
-    def __init__(self, actor: Any) -> None:
+    `lock` is that of the pool, which guards them.
+    """
+
+    def __init__(self, actor: Any, lock: threading.Lock) -> None:
         self.actor = actor
         self.load = 0
         self.since = 0.0
         self._pause = 0.0
-        self._lock = threading.Lock()
+        self._lock = lock
 
     def finish(self, future: Future[Any]) -> None:
         """Note the end of a call."""
-        self.load -= 1
-        if future.cancelled():
-            return
-        if isinstance(future.exception(), SupervisionError):
-            shortest, longest = _PAUSES
-            self._pause = min(longest, 2 * self._pause or shortest)
-            self.since = time.monotonic() + self._pause
-        else:
-            self._pause = self.since = 0.0
+        is_lost = not future.cancelled() and isinstance(future.exception(), SupervisionError)
+        with self._lock:
+            self.load -= 1
+            if is_lost:
+                shortest, longest = _PAUSES
+                self._pause = min(longest, 2 * self._pause or shortest)
+                self.since = time.monotonic() + self._pause
+            elif not future.cancelled():
+                self._pause = self.since = 0.0
