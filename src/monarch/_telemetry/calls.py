@@ -151,8 +151,8 @@ class Calls:
         if not port:
             return "broadcast"
         sink: Any = endpoint.proc.ports.get(port)
-        # Nothing has been sent, so a future is pending. If its process is lost at this very moment,
-        # the call is not timed.
+        # The message is not sent yet, so the future is pending. If the actor's process is lost at
+        # this very moment, the call is not timed.
         if sink.__class__ is Reply:
             adverb = "call_one" if len(endpoint._links) == 1 else "choose"
             sink._parked.append(partial(self._answered, endpoint, adverb, sink, _clock()))

@@ -19,7 +19,6 @@ import itertools
 import json
 import os
 import secrets
-import sys
 import threading
 import time
 from collections import deque
@@ -41,7 +40,7 @@ from monarch._spi import (
 )
 from monarch._telemetry.calls import Calls
 from monarch._telemetry.engine_metrics import EndpointStatistics
-from monarch._telemetry.trace_context import TraceContext, attach, foreign, parse
+from monarch._telemetry.trace_context import TraceContext, attach, foreign, has_sdk, parse
 
 __all__ = ["ENDPOINT", "Columns", "Recorder", "current", "current_span", "install"]
 
@@ -217,7 +216,7 @@ class Recorder:
         """Make a message the span of the code that runs."""
         number, context = message[2], message[9]
         current_span.set(number)
-        if "opentelemetry.sdk.trace" in sys.modules:
+        if has_sdk():
             flags, state = (1, "") if context is None else context[2:]
             attach(TraceContext(self._trace_of(number), number & _SPAN, flags, state))
 

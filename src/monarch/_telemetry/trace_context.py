@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 from typing import NamedTuple
 
-__all__ = ["TraceContext", "attach", "foreign", "parse"]
+__all__ = ["TraceContext", "attach", "foreign", "has_sdk", "parse"]
 
 _VERSION_END, _TRACE_END, _SPAN_END, _END = 2, 35, 52, 55
 _STATE = 512  # characters of a tracestate that are kept, as the standard asks for
@@ -64,9 +64,14 @@ def parse(header: object) -> TraceContext | None:
     return TraceContext(*numbers, int(flags, 16), state if len(state) <= _STATE else "")
 
 
+def has_sdk() -> bool:
+    """Whether the program has loaded OpenTelemetry's SDK."""
+    return "opentelemetry.sdk.trace" in sys.modules
+
+
 def foreign() -> TraceContext | None:
     """Return the current span of OpenTelemetry's SDK; None if there is none, or no SDK."""
-    if "opentelemetry.sdk.trace" not in sys.modules:
+    if not has_sdk():
         return None
     from opentelemetry import trace
 
@@ -79,9 +84,7 @@ def foreign() -> TraceContext | None:
 
 
 def attach(context: TraceContext) -> None:
-    """Make a context the current one of OpenTelemetry, if the program has set up an SDK."""
-    if "opentelemetry.sdk.trace" not in sys.modules:
-        return
+    """Make a context the current one of OpenTelemetry, which the program has (`has_sdk`)."""
     from opentelemetry import context as contexts
     from opentelemetry import trace
 

@@ -32,9 +32,7 @@ from monarch._tui.details import details, glossary, settings_lines, stack_lines
 from monarch._tui.tree import Node, Tree, duration
 from monarch._tui.words import Words, cells, columns
 
-__all__ = ["THEMES", "Tui"]
-
-THEMES = ("nord", "doom-nord-light")
+__all__ = ["Tui"]
 
 _LIGHT = Theme(
     name="doom-nord-light",
@@ -71,11 +69,15 @@ class _TreeView(ScrollView, can_focus=True):
         self._tree = tree
 
     def show(self) -> None:
-        """Draw the tree anew, with the selected row in view."""
+        """Draw the rows of the tree anew, after they have changed."""
         width = max(
             (_width(row.depth, row.node, row.summary) for row in self._tree.rows), default=1
         )
         self.virtual_size = Size(width, len(self._tree.rows))
+        self.follow()
+
+    def follow(self) -> None:
+        """Draw anew with the selected row in view."""
         self.refresh()
         if self._tree.rows:
             line = Region(0, self._tree.place, 1, 1)
@@ -181,7 +183,7 @@ class Tui(App[None]):
     Args:
         client: where the facts come from.
         refresh: seconds between two looks.
-        theme: one of `THEMES`.
+        theme: a theme of textual, or ``"doom-nord-light"``.
         words: the texts of the language.
     """
 
@@ -287,8 +289,12 @@ class Tui(App[None]):
         self._draw()
 
     def _draw(self) -> None:
-        self._header()
+        """Show the tree after its rows have changed."""
         self.query_one("#tree", _TreeView).show()
+        self._show_selected()
+
+    def _show_selected(self) -> None:
+        self._header()
         self._ask_details()
 
     def _ask_details(self) -> None:
@@ -368,7 +374,8 @@ class Tui(App[None]):
     def action_move(self, rows: int) -> None:
         """Select another row."""
         self._tree.move(rows)
-        self._draw()
+        self.query_one("#tree", _TreeView).follow()
+        self._show_selected()
 
     def action_expand(self) -> None:
         """Expand or collapse the selected row."""

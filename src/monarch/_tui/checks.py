@@ -64,10 +64,9 @@ class _Walk:
 
     def _down(self, host: Mapping[str, Any]) -> None:
         """Probe the first process of a host, and the first that has an actor of the user."""
-        proc = self._node("a process", host["children"][0], _MESH)
-        for reference in host["children"]:
-            if reference != host["children"][0]:
-                proc = self._node("a process with actors", reference, _MESH)
+        for place, reference in enumerate(host["children"]):
+            label = "a process with actors" if place else "a process"
+            proc = self._node(label, reference, _MESH)
             if proc is None:
                 continue
             found = proc["properties"]["Proc"]

@@ -162,14 +162,10 @@ class Tree:
 
     def collapse(self) -> None:
         """Hide all but the hosts."""
-        node = self.selected
-        self._open.clear()
-        host = self.rows[self.place] if self.rows else None
-        while host is not None and host.depth and self.place:
+        while self.rows and self.rows[self.place].depth:
             self.place -= 1
-            host = self.rows[self.place]
-        if node is not None:
-            self._arrange()
+        self._open.clear()
+        self._arrange()
 
     def show(self, *, system: bool | None = None, stopped: bool | None = None) -> None:
         """Show actors of the system, or those that have stopped, or hide them."""

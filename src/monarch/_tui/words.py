@@ -93,6 +93,8 @@ def cells(text: str) -> int:
     >>> cells("host"), cells("主机")
     (4, 4)
     """
+    if text.isascii():
+        return len(text)
     return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in text)
 
 

@@ -9,6 +9,8 @@ import sys
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from monarch._tui.words import LANGUAGES
+
 if TYPE_CHECKING:
     from monarch._tui.client import Address
 
@@ -39,7 +41,7 @@ def add_tui(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--token-file", help="a file that contains the token")
     parser.add_argument("--refresh-ms", type=_milliseconds, default=2000, help="between two looks")
     parser.add_argument("--theme", choices=("nord", "doom-nord-light"), default="nord")
-    parser.add_argument("--lang", choices=("en", "zh"), default="en")
+    parser.add_argument("--lang", choices=tuple(LANGUAGES), default="en")
     parser.add_argument("--tls-ca", help="the certificate authority of the server")
     parser.add_argument("--tls-cert", help="the certificate of this client")
     parser.add_argument("--tls-key", help="its key")

@@ -200,7 +200,7 @@ def test_a_consumer_that_exits_does_not_take_later_items(procs: Any, made: Made)
 
 
 def test_many_seeds() -> None:
-    """Under any order of events each item arrives once, and nothing waits for ever."""
+    """Under any order of events each item arrives once, and every wait ends."""
 
     def main(hosts: Any) -> None:
         procs = hosts.spawn_procs({"procs": 2})
