@@ -33,6 +33,7 @@ from monarch.training.membership import (
     Failed,
     Membership,
     Released,
+    State,
 )
 
 __all__ = ["Authority", "Coordinator", "Event"]
@@ -158,6 +159,7 @@ class Authority:
             "offer": self._offer,
             "fetch": self._fetch,
             "saved": self._saved,
+            "copied": self._copied,
         }
         try:
             handlers[operation](request, *arguments)
@@ -252,6 +254,11 @@ class Authority:
             self._core.saved(mark)
             self._paths[mark] = path
             self.note("saved", detail=path)
+
+    def _copied(
+        self, request: _spi.Request, rank: int, number: int, at: int, state: State, why: str
+    ) -> None:
+        self.perform(self._core.copied(rank, (request.peer, number), at, state, why))
 
     # -- effects ---------------------------------------------------------------------------------
 

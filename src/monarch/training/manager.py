@@ -6,6 +6,7 @@ an answer of the coordinator, which bounds waits for other ranks, or with the sc
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import pickle
@@ -21,7 +22,7 @@ from monarch.training import disk
 from monarch.training.coordinator import Coordinator
 from monarch.training.errors import TrainingError
 from monarch.training.exchange import Exchange
-from monarch.training.membership import DISK, VOTE, Begin, Role, Source, members_at
+from monarch.training.membership import DISK, VOTE, Begin, Role, Source, State, members_at
 from monarch.training.snapshots import Snapshots
 from monarch.training.state import Lent, Packed, lend, pack, read, unpack
 
@@ -163,7 +164,7 @@ class Manager:
             self._exchange.restore()
         self._begin = self._role = None
         while True:
-            self._take_snapshot()
+            self._take_snapshot(self._mark)
             done = until is not None and self._mark is not None and self._version >= until
             stock, direct = self._snapshots.stock, self._exchange.direct
             answer = self._ask("ask", self._mark, _host(), done, stock, direct)
@@ -301,6 +302,8 @@ class Manager:
         self._entered = begin.round
         self._unlend()
         self._snapshots.keep(begin.keep)
+        if not begin.version and role.member and role.source is None:
+            self._take_snapshot(begin.mark)
         for position, mark in role.serve:
             state = (position, mark)
             if state in self._snapshots:
@@ -320,7 +323,8 @@ class Manager:
                 return False
         if role.member:
             self._mark, self._version = begin.mark, begin.version
-        self._snapshots.pull(role.pull, self._fetch, self._coordinator.timeout)
+        copied = functools.partial(self._copied, begin.round)
+        self._snapshots.pull(role.pull, self._fetch, self._coordinator.timeout, copied)
         if begin.write == self.group and role.member:
             self._write(begin)
         return role.member
@@ -345,6 +349,9 @@ class Manager:
         place = self._coordinator
         return _spi.ask(place.uid, place.service, body, place.timeout).get()
 
+    def _copied(self, number: int, state: State, why: str) -> None:
+        self._tell("copied", self.rank, self._number, number, state, why)
+
     def _pack(self) -> Packed:
         """Take this rank's state apart; copy what a forward pass may change."""
         state = {"model": self._module.state_dict(), "optimizer": self._optimizer.state_dict()}
@@ -360,12 +367,13 @@ class Manager:
         tensors = [each if each.data_ptr() in constant else each.clone() for each in packed.tensors]
         return Packed(packed.rest, tensors)
 
-    def _take_snapshot(self) -> None:
+    def _take_snapshot(self, mark: int | None) -> None:
+        """Keep a copy of the present state, if one is due."""
         every = self._coordinator.copy_every
-        if not every or self._mark is None or self._version % every:
+        if not every or mark is None or self._version % every:
             return
-        state = (self._position, self._mark)
-        if self._version and state not in self._snapshots:
+        state = (self._position, mark)
+        if state not in self._snapshots:
             self._snapshots.add(state, self._pack().clone())
 
     def _write(self, begin: Begin) -> None:

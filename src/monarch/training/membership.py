@@ -28,6 +28,10 @@ Invariants:
   is available from a rank that has it, from a snapshot in the memory of a rank, or from disk. A
   rank with another state gets it from there before it computes.
 - A ticket that was fenced (lost, replaced or expelled) has no effect, and gets no answer but that.
+- With ``copy_every=n`` the commit that makes version ``k * n`` waits until the copies of version
+  ``(k - 1) * n`` are complete. So one lost host, or one lost rank, costs at most ``2 * n - 1``
+  committed steps, which is one step for n = 1, if the losses before it were made good: the rounds
+  since then have copied the states to another host again.
 
 If no newer state is available for one position, the others go back to an older snapshot: `Begin`
 says how many steps that loses. A state that nobody holds is lost, and training ends with an error.
@@ -204,8 +208,8 @@ class Membership:
         shares: the parts that the batch of a step is divided into; 0: one for each group that takes
             part and is up to date. With a fixed number the result of a step does not depend on the
             membership.
-        copy_every: each rank keeps a snapshot of every so many versions, and a neighbour copies it;
-            0: there are none.
+        copy_every: each rank keeps a snapshot of every so many versions, from the first one on, and
+            a neighbour copies it; 0: there are none.
         save_every: one group writes every so many versions to disk; 0: none does.
         attempts: rounds of one step that may be aborted in a row without the loss of a rank.
 
@@ -265,8 +269,9 @@ class Membership:
         self._voided = 0  # aborted rounds in a row without a loss
         self._settled = False  # patience has ended: do not wait for ranks that are missing
         self._writing: int | None = None  # the mark that is written to disk
-        self._copying: int | None = None  # the mark whose snapshots neighbours copy
         self._sources: dict[int, int] = {}  # of the round: rank -> the rank that it loads from
+        # The copies that were ordered with the round: (by which rank, of what) -> from which rank.
+        self._awaited: dict[tuple[int, State], int] = {}
 
     # -- what the driver looks at ----------------------------------------------------------------
 
@@ -364,20 +369,26 @@ class Membership:
             return [*self._abort(f"rank {rank}: {why}"), *self._form()]
         if disagreement := self._disagreement():
             return self._fail(disagreement)
-        members = [self._ranks[other] for other in self._members]
-        if any(other.arrived != phase for other in members):
+        return self._release()
+
+    def copied(
+        self, rank: int, ticket: Ticket, number: int, state: State, why: str = ""
+    ) -> list[Effect]:
+        """A rank has copied a snapshot that `Role.pull` of round `number` names.
+
+        Or it has failed to, for the reason `why`: the next round asks for it again.
+        """
+        each = self._ranks.get(rank)
+        if each is None or each.ticket != ticket or (why and number != self._round):
             return []
-        for other in members:
-            other.arrived = None
-        committed = phase == VOTE and vote is True
-        if phase == VOTE:
-            self._open = False
-            self._voided = 0
-        if committed:
-            self.committed += 1
-            self._line[number] = self.committed
-            self._prune()
-        return [Released(number, phase, self._members, committed)]
+        if not why:
+            each.stock |= {state}
+        if self._awaited.pop((rank, state), None) is None or not self._open:
+            return []
+        if why and self._must_be_copied():
+            why = f"rank {rank} could not copy the state of position {state[0]}: {why}"
+            return [*self._abort(why), *self._form()]
+        return self._release()
 
     def leave(self, rank: int, ticket: Ticket, why: str) -> list[Effect]:
         """An incarnation no longer takes part, but may ask again."""
@@ -401,6 +412,9 @@ class Membership:
             late = {rank: each for rank, each in late.items() if rank in self._members}
             if not late:
                 why = "its ranks wait for each other at different barriers"
+                if self._awaited:
+                    ranks = ", ".join(map(str, sorted({rank for rank, _ in self._awaited})))
+                    why = f"ranks {ranks} have not copied the states of others in time"
                 return [*self._abort(why), *self._form()]
             # A rank that loads its state from one that hangs is late for that reason.
             late = {
@@ -466,11 +480,36 @@ class Membership:
 
     def _remove(self, rank: int, why: str) -> list[Effect]:
         del self._ranks[rank]
-        if self._open and rank in self._members:
+        copies = any(rank in (by, source) for (by, _), source in self._awaited.items())
+        if self._open and (rank in self._members or (copies and self._must_be_copied())):
             effects = self._abort(why)
             self._voided = 0
             return [*effects, *self._form()]
         return self._form()
+
+    def _must_be_copied(self) -> bool:
+        """Whether the commit of this round has to wait for the copies that it began with."""
+        return bool(self.copy_every) and (self.committed + 1) % self.copy_every == 0
+
+    def _release(self) -> list[Effect]:
+        """Let the members pass a barrier, if all have arrived, and the copies that it waits for."""
+        members = [self._ranks[rank] for rank in self._members]
+        phase, vote = members[0].arrived, members[0].vote
+        if phase is None or any(each.arrived != phase for each in members):
+            return []
+        committed = phase == VOTE and vote is True
+        if committed and self._awaited and self._must_be_copied():
+            return []
+        for each in members:
+            each.arrived = None
+        if phase == VOTE:
+            self._open = False
+            self._voided = 0
+        if committed:
+            self.committed += 1
+            self._line[self._round] = self.committed
+            self._prune()
+        return [Released(self._round, phase, self._members, committed)]
 
     def _disagreement(self) -> str:
         """Return why some ranks that wait want a step and others do not; empty if they agree."""
@@ -586,7 +625,16 @@ class Membership:
         workers = ready or list(complete)
         count = self.shares or len(workers)
         owners = tuple(workers[share % len(workers)] for share in range(count))
+        if self.copy_every and not version:
+            for rank in members:  # a rank that has its first state keeps a snapshot of it
+                if sources[rank] is None:
+                    ranks[rank].stock |= {(rank % self.width, 0)}
         pulls = self._pulls(version)
+        self._awaited = {
+            (rank, (each.position, each.mark)): each.rank
+            for rank, row in pulls.items()
+            for each in row
+        }
         keep = self._keep(version)
         wanted: dict[int, set[State]] = {rank: set() for rank in ranks}
         for source in [*sources.values(), *(each for row in pulls.values() for each in row)]:
@@ -645,8 +693,8 @@ class Membership:
                 holders.setdefault((position, self.disk), []).append(DISK)
         places = range(self.width)
         for mark, version in sorted(self._line.items(), key=lambda item: -item[1]):
-            if version and all((position, mark) in holders for position in places):
-                return mark, {position: holders[position, mark] for position in places}
+            if (version or self.committed) and all((at, mark) in holders for at in places):
+                return mark, {at: holders[at, mark] for at in places}
         if self.committed:
             return None
         # The beginning: at each position one rank gives its first state to the others.
@@ -700,19 +748,15 @@ class Membership:
         return [state for state in states if not self._is_safe(state)]
 
     def _pulls(self, version: int) -> dict[int, list[Source]]:
-        """Return the snapshots that each rank is to copy from another.
+        """Return the snapshots that each rank is to copy from another: the newest of each position.
 
-        They are of one mark for all positions. The next mark is not begun until they are complete:
-        if copies take longer than `copy_every` steps, positions would have copies of different
-        marks, which are of no use.
+        A newer one is there only when these were copied, since a commit has waited for them.
         """
         pulls: dict[int, list[Source]] = {}
         copies = self._copies(version) if self.copy_every else {}
-        if self._copying not in copies or not self._unsafe(self._copying):
-            self._copying = max(copies, key=copies.__getitem__, default=None)
-        if self._copying is None:
+        if not copies:
             return pulls
-        for state in self._unsafe(self._copying):
+        for state in self._unsafe(max(copies, key=copies.__getitem__)):
             rank = self._holders(state)[0]
             holder = self.neighbour(rank)
             if holder is not None:
@@ -720,15 +764,10 @@ class Membership:
         return pulls
 
     def _keep(self, version: int) -> frozenset[int]:
-        """Return the marks of snapshots that are needed, at most three.
-
-        These are the newest that is safe, that which is being copied, and the newest of all, which
-        is copied next.
-        """
+        """Return the marks of snapshots that are needed: the newest, and the newest that is safe."""
         copies = self._copies(version)
         safe = [mark for mark in copies if not self._unsafe(mark)]
-        newest = [max(marks, key=copies.__getitem__) for marks in (safe, copies) if marks]
-        return frozenset([*newest, *([] if self._copying is None else [self._copying])])
+        return frozenset(max(marks, key=copies.__getitem__) for marks in (safe, copies) if marks)
 
     def _prune(self) -> None:
         """Forget old marks, of which no snapshot can be left."""

@@ -1,9 +1,9 @@
 """Snapshots: copies of states in the memory of this rank, its own and those of neighbours.
 
 A rank copies its own state every so many steps. Its neighbour (on another host if there is one)
-reads that copy in the background, while both compute. So the loss of a host costs no read from
-disk, and at most the steps since the last copy that was complete. The coordinator decides which
-copies are still needed.
+reads that copy in the background, while both compute, and says so to the coordinator. So the loss
+of a host costs no read from disk, and at most the steps since the last copy that was complete. The
+coordinator decides which copies are still needed, and which a commit has to wait for.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from monarch import _spi
 from monarch.rdma import RdmaError
@@ -21,6 +22,8 @@ __all__ = ["Snapshots"]
 
 _log = logging.getLogger("monarch.training")
 
+Report: TypeAlias = Callable[[State, str], None]
+
 
 class Snapshots:
     """The copies in the memory of one rank, by position and mark."""
@@ -29,6 +32,7 @@ class Snapshots:
         self._copies: dict[State, Packed] = {}
         self._lent: dict[State, Lent] = {}
         self._lock = threading.Lock()
+        self._wanted: list[tuple[Source, Report]] = []  # what is to be copied next
         self._pulling = False
 
     def __contains__(self, state: State) -> bool:
@@ -67,29 +71,44 @@ class Snapshots:
                     lent.drop()
 
     def pull(
-        self, sources: Sequence[Source], fetch: Callable[[Source], bytes], timeout: float
+        self,
+        sources: Sequence[Source],
+        fetch: Callable[[Source], bytes],
+        timeout: float,
+        report: Report,
     ) -> None:
         """Copy snapshots of other ranks, in the background.
 
-        A copy that fails is not there: the coordinator asks for it again. Only one round's copies
-        are made at a time.
+        `report` is called for each with the reason why it failed, or "". A copy that failed is
+        asked for again by the coordinator. A later call replaces what an earlier one has not begun.
         """
-        if not sources or self._pulling:
-            return
-        self._pulling = True
+        with self._lock:
+            self._wanted = [(source, report) for source in sources]
+            if self._pulling or not sources:
+                return
+            self._pulling = True
 
         def run() -> None:
-            try:
-                for source in sources:
-                    packed = read(fetch(source), timeout)
-                    self.add((source.position, source.mark), packed)
-            except (RdmaError, _spi.Refused, _spi.Unreachable, TimeoutError) as error:
-                # The owner has exited, or has dropped the copy because a newer one is complete.
-                _log.info("a copy of a neighbour's state was not made: %s", error)
-            finally:
-                self._pulling = False
+            while (wanted := self._next()) is not None:
+                source, report = wanted
+                state, why = (source.position, source.mark), ""
+                if state not in self:
+                    try:
+                        self.add(state, read(fetch(source), timeout))
+                    except (RdmaError, _spi.Refused, _spi.Unreachable, TimeoutError) as error:
+                        # The owner has exited, or the round with its offer is over.
+                        why = str(error)
+                        _log.info("a copy of a neighbour's state was not made: %s", why)
+                report(state, why)
 
         _spi.start_thread("monarch-training", run)
+
+    def _next(self) -> tuple[Source, Report] | None:
+        with self._lock:
+            if self._wanted:
+                return self._wanted.pop(0)
+            self._pulling = False
+            return None
 
     def close(self) -> None:
         """Drop everything."""
