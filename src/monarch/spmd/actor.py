@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 
+from monarch._spi import own_name
 from monarch.actor import Actor, context, endpoint
-from monarch.spmd.network import AddrType, get_ipaddr, host_name, machine
+from monarch.spmd.network import AddrType, get_ipaddr, machine
 from monarch.spmd.script import run_script
 from monarch.spmd.store import open_store
 from monarch.spmd.variables import torchrun_variables
@@ -44,7 +45,7 @@ class SPMDActor(Actor):
         The store listens at all addresses, or at the address that is returned. Raises RuntimeError
         if the host has no address of this kind.
         """
-        name = host_name()
+        name = own_name()
         if use_ipaddr is None:
             return name, open_store("")
         address = get_ipaddr(name, 0, use_ipaddr)

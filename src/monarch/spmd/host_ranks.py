@@ -22,7 +22,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
-from monarch._spi import start_thread
+from monarch._spi import own_name, start_thread
 from monarch.actor import Actor, Port, concurrent_endpoint
 from monarch.spmd.fork_server.finder import KEEPER, reach, start
 from monarch.spmd.message import Messages, send
@@ -221,7 +221,7 @@ class HostRanks(Actor):
         Without torch, a port is returned that no process listens on. Raises OSError if the address
         is not of this host, or the port is taken.
         """
-        return address or host_name(), await _in_thread(self._open_store, attempt, address, port)
+        return address or own_name(), await _in_thread(self._open_store, attempt, address, port)
 
     @concurrent_endpoint
     async def start(self, attempt: int, ranks: list[RankSpec], failure: str | None) -> int:

@@ -764,7 +764,7 @@ class Membership:
         return pulls
 
     def _keep(self, version: int) -> frozenset[int]:
-        """Return the marks of snapshots that are needed: the newest, and the newest that is safe."""
+        """Return the marks of snapshots that are needed: the newest, and the newest safe one."""
         copies = self._copies(version)
         safe = [mark for mark in copies if not self._unsafe(mark)]
         return frozenset(max(marks, key=copies.__getitem__) for marks in (safe, copies) if marks)

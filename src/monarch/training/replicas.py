@@ -61,7 +61,9 @@ class Replicas:
             so long is killed and replaced. A step, the import of torch and a copy of the state must
             take less.
         copy_every: steps between two copies of each rank's state in the memory of a neighbour. 0:
-            no copies, which suffices as long as one group survives.
+            no copies, which suffices as long as one group survives. A copy is made beside the
+            training, and must be complete when the next one is due, which is waited for. So the
+            loss of a host costs at most ``2 * copy_every - 1`` committed steps: one with 1.
         folder: where checkpoints are, a path that all hosts share. If it has one, training goes on
             from there.
         save_every: steps between two checkpoints on disk, which are written in the background.

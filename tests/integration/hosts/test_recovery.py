@@ -13,6 +13,7 @@ import pytest
 
 from monarch.actor import Actor, SupervisionError, Supervisor, attach_to_workers, endpoint
 from monarch.config import configured
+from monarch.rdma import RDMABuffer, RdmaError, RdmaOwnerLost
 from tests.network import Network, network, unavailable
 
 REASON = unavailable()
@@ -71,6 +72,35 @@ class Rank(Actor):
             self.number += 1
             self.ledger.note.broadcast(os.getpid(), self.number)
             time.sleep(0.005)
+
+
+class Owner(Actor):
+    """Lends memory to others."""
+
+    def __init__(self) -> None:
+        self.memory = bytearray(os.getpid().to_bytes(8, "little") * 8192)
+
+    @endpoint
+    def lend(self) -> tuple[int, RDMABuffer]:
+        return os.getpid(), RDMABuffer(self.memory)
+
+
+class Reader(Actor):
+    """Reads the memory of others until that fails."""
+
+    @endpoint
+    def first(self, buffer: RDMABuffer) -> int:
+        into = bytearray(8)
+        buffer[:8].read_into(into).get(timeout=WAIT)
+        return int.from_bytes(into, "little")
+
+    @endpoint
+    def read(self, buffer: RDMABuffer) -> str:
+        into = bytearray(65536)
+        while (error := buffer.read_into(into).exception(timeout=WAIT)) is None:
+            pass
+        assert isinstance(error, RdmaError)
+        return f"{type(error).__name__}: {error}"
 
 
 @pytest.fixture(scope="module")
@@ -144,4 +174,45 @@ def test_ranks_move_to_a_spare_and_back_and_old_ones_have_no_effect(
         for host in made.hosts:
             host.heal()
         for mesh in (hosts, spares, ledgers):
+            mesh.stop().get(timeout=WAIT)
+
+
+def test_memory_on_a_lost_host_is_lost_and_its_owner_lends_anew_on_the_spare(
+    three_hosts: tuple[Network, list[str]],
+) -> None:
+    """An actor of another host and the script read it all the time."""
+    made, (reader_at, first, second) = three_hosts
+    meshes = [
+        attach_to_workers(ca="trust_all_connections", workers=[each])
+        for each in (reader_at, first, second)
+    ]
+    try:
+        for mesh in meshes:
+            mesh.initialized.get(timeout=WAIT)
+        reader = meshes[0].spawn_procs().spawn("reader", Reader)
+        supervisor = Supervisor(max_restarts=9, within=600, spares=meshes[2])
+        owner = supervisor.spawn(meshes[1].spawn_procs(), "owner", Owner)
+        old, buffer = owner.lend.call_one().get(timeout=WAIT)
+        assert reader.first.call_one(buffer).get(timeout=WAIT) == old
+        reading = reader.read.call_one(buffer)
+        made.hosts[1].lose(100)
+        into = bytearray(65536)
+        while (error := buffer.read_into(into).exception(timeout=WAIT)) is None:
+            pass
+        assert isinstance(error, RdmaOwnerLost)
+        assert "RdmaOwnerLost" in reading.get(timeout=WAIT)
+        supervisor.healthy.get(timeout=WAIT)
+
+        new, lent = owner.lend.call_one().get(timeout=WAIT)
+        assert reader.first.call_one(lent).get(timeout=WAIT) == new
+        made.hosts[1].heal()
+        # The old process is fenced: what it lent stays lost, for all that had it.
+        assert "RdmaOwnerLost" in reader.read.call_one(buffer).get(timeout=WAIT)
+        with pytest.raises(RdmaOwnerLost):
+            buffer.read_into(into).get(timeout=WAIT)
+        assert reader.first.call_one(lent).get(timeout=WAIT) == new
+    finally:
+        for host in made.hosts:
+            host.heal()
+        for mesh in meshes:
             mesh.stop().get(timeout=WAIT)

@@ -124,7 +124,9 @@ class World:
             elif role.member and mine.state is None:
                 mine.state = ()
             if role.pull:
-                states = {(each.position, each.mark): lent[each.rank][each[1:]] for each in role.pull}
+                states = {
+                    (each.position, each.mark): lent[each.rank][each[1:]] for each in role.pull
+                }
                 self.copies[rank] = (effect.round, states)
             if self.core.copy_every and not effect.version and role.source is None and role.member:
                 mine.snapshots[mine.position, 0] = ()
@@ -362,6 +364,7 @@ class Ranks:
         self.stock: dict[int, set[tuple[int, int]]] = {rank: {(rank % 2, 0)} for rank in range(4)}
 
     def begin(self, mark: int | None) -> Begin:
+        effects: list[Effect] = []
         for rank in range(4):
             if mark is not None and mark % self.core.copy_every == 0:
                 self.stock[rank].add((rank % 2, mark))
