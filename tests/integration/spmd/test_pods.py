@@ -12,10 +12,10 @@ import pytest
 pytest.importorskip("kubernetes.client", reason="needs the client of Kubernetes")
 pytest.importorskip("torch")
 
-from monarch.job.spmd import SPMDJob, serve  # noqa: E402
-from tests.kubernetes_kit import Cluster  # noqa: E402
+from monarch.job.spmd import SPMDJob, serve
+from tests.kubernetes_kit import Cluster
 
-from .conftest import WAIT  # noqa: E402
+from .conftest import WAIT
 
 pytestmark = pytest.mark.torch
 
