@@ -92,7 +92,10 @@ def one(a: Any) -> Any:
     return a.slice(gpus=0)
 
 
-SENT = "cannot be sent: cannot pickle '_thread.lock' object"
+SENT = (
+    "cannot be sent: cannot pickle '_thread.lock' object; send the values that it is made from, "
+    "and make it where it is used"
+)
 MISTAKES: list[tuple[Callable[[Any, Any, Any], Any], type[Exception], str]] = [
     # arguments that do not fit
     (
@@ -225,7 +228,10 @@ MISTAKES: list[tuple[Callable[[Any, Any, Any], Any], type[Exception], str]] = [
     (
         lambda a, one, procs: one.forward.call_one(x for x in "abc"),
         TypeError,
-        "argument a of a.forward, a generator, cannot be sent: cannot pickle 'generator' object",
+        (
+            "argument a of a.forward, a generator, cannot be sent: cannot pickle 'generator' "
+            "object; send the values that it is made from, and make it where it is used"
+        ),
     ),
     (
         lambda a, one, procs: procs.spawn("b", A, [LOCK]),

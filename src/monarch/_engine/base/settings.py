@@ -609,7 +609,7 @@ class Settings:
 
     def _row(self, name: str) -> Key:
         if name not in KEYS:
-            raise ValueError(f"invalid configuration key: `{name}`")
+            raise _no_such_key(name)
         return KEYS[name]
 
     def _warn(self, given: Mapping[str, Any], accepted: Mapping[str, Any], stacklevel: int) -> None:
@@ -648,6 +648,14 @@ KEYS: dict[str, Key] = {name: row for name, row in vars(Settings).items() if isi
 _DEFAULTS = {name: key.default for name, key in KEYS.items()}
 
 
+def _no_such_key(name: str) -> ValueError:
+    import difflib  # loaded late: only mistakes need it
+
+    close = difflib.get_close_matches(name, KEYS, 1)
+    hint = f"; did you mean `{close[0]}`?" if close else ""
+    return ValueError(f"invalid configuration key: `{name}`{hint}")
+
+
 def _accept(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the stored form of user-given values; raise the error of the first bad one."""
     accepted: dict[str, Any] = {}
@@ -655,7 +663,7 @@ def _accept(values: Mapping[str, Any]) -> dict[str, Any]:
         if name in _IGNORED:
             continue
         if name not in KEYS:
-            raise ValueError(f"invalid configuration key: `{name}`")
+            raise _no_such_key(name)
         kind = KEYS[name].kind
         try:
             accepted[name] = kind.accept(value)
@@ -664,7 +672,7 @@ def _accept(values: Mapping[str, Any]) -> dict[str, Any]:
                 raise
             raise TypeError(
                 f"invalid value `{value}` for configuration key `{name}` "
-                f"({type(error).__name__}: {error})"
+                f"({type(error).__name__}: {error}); its default is `{kind.show(KEYS[name].default)}`"
             ) from error
     return accepted
 

@@ -37,6 +37,7 @@ from monarch._engine.wire.tensor import tensor_reducer
 
 __all__ = [
     "Payload",
+    "UnsendableResult",
     "decode",
     "encode",
     "encode_call",
@@ -196,10 +197,19 @@ def encode_call(
     return encode((args, kwargs), threshold, limit)
 
 
+class UnsendableResult(Exception):
+    """An endpoint's result that cannot be pickled, and the error of pickling it."""
+
+    def __init__(self, value: Any, error: TypeError | pickle.PicklingError) -> None:
+        super().__init__(value, error)
+        self.value = value
+        self.error = error
+
+
 def encode_result(value: Any, threshold: int, limit: int = _UNLIMITED) -> Payload:
     """Encode an endpoint's result; plain scalars skip the pickler's set-up.
 
-    Raises TypeError or PicklingError, whose text names the result, or an error of its class.
+    Raises UnsendableResult, or an error of the result's class.
     """
     kind: type = type(value)  # pyright: ignore[reportUnknownVariableType] - it is any
     if kind in _ATOMS or (kind is str and len(value) < _SHORT):
@@ -207,9 +217,7 @@ def encode_result(value: Any, threshold: int, limit: int = _UNLIMITED) -> Payloa
     try:
         return encode(_bulk(value), threshold, limit)
     except (TypeError, pickle.PicklingError) as error:
-        text = f"the result of the endpoint, a {kind.__qualname__}, cannot be sent: {error}"
-        kind = TypeError if isinstance(error, TypeError) else pickle.PicklingError
-        raise kind(text) from error
+        raise UnsendableResult(value, error) from None
 
 
 def _bulk(value: Any) -> Any:

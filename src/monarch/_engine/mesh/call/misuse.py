@@ -9,13 +9,12 @@ raise (`Misused.told`), so the traceback ends at the program's line.
 from __future__ import annotations
 
 import pickle
-import types
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from monarch._engine.base.errors import is_engine_frame
 from monarch._engine.base.settings import settings
-from monarch._engine.wire.codec import encode
+from monarch._engine.wire.unsendable import first_unsendable
 
 if TYPE_CHECKING:
     import inspect
@@ -23,9 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Misused", "constructor_signature", "no_such_endpoint", "signature_text"]
 
-_THRESHOLD = 1 << 16  # bytes from which a buffer is not copied when pickling is tried
-_TRIES = 2000
-_DEPTH = 16
 _MEMBERS = ("extent", "flatten", "initialized", "rename", "size", "sizes", "slice", "split", "stop")
 _REWORDED = (TypeError, AttributeError, pickle.PicklingError)
 
@@ -60,7 +56,12 @@ class Misused(Exception):
         if type(error) not in _REWORDED:  # raised by the program's own pickling code
             return error.with_traceback(trace)
         named = [*_named(*self.arguments, signature), *([("", cls)] if cls else ())]
-        return type(error)(_unsendable(named, call) or f"{call} cannot be sent: {error}")
+        found = first_unsendable(named)
+        if found is None:
+            return type(error)(f"{call} cannot be sent: {error}")
+        path, reason = found
+        culprit = f"{call}{path}" if path[:1] in ("", ".") else f"argument {path} of {call}"
+        return type(error)(f"{culprit}, {reason}")
 
     @property
     def cause(self) -> BaseException | None:
@@ -93,7 +94,8 @@ def no_such_endpoint(actor: type, name: str, endpoints: list[str]) -> AttributeE
     """Return the error for ``mesh.name``: actors of this class have only these `endpoints`."""
     import difflib
 
-    close = difflib.get_close_matches(name, [*endpoints, *_MEMBERS], 1)
+    close = difflib.get_close_matches(name, endpoints, 1)
+    close = close or difflib.get_close_matches(name, _MEMBERS, 1)
     hint = f"; did you mean {close[0]}?" if close else ""
     known = f"endpoints: {', '.join(endpoints)}" if endpoints else "it has no endpoints"
     return AttributeError(f"{actor.__qualname__} has no endpoint {name}{hint} ({known})")
@@ -115,67 +117,3 @@ def _named(
         else:
             yield last.name, value
     yield from kwargs.items()
-
-
-def _unsendable(named: list[tuple[str, Any]], call: str) -> str:
-    """Return which part of which argument cannot be pickled, and why.
-
-    Empty if each argument can be pickled by itself.
-    """
-    search = _Search()
-    for name, value in named:
-        if (problem := search.problem(value)) is not None:
-            path, part, problem = search.innermost(name, value, problem)
-            kind = type(part).__name__
-            article = "an" if kind[:1].lower() in "aeiou" else "a"
-            what = f"argument {path} of {call}" if name else f"{call}{path}"
-            return f"{what}, {article} {kind}, cannot be sent: {problem}"
-    return ""
-
-
-class _Search:
-    """Searches for an object that cannot be pickled, in a limited number of tries."""
-
-    def __init__(self) -> None:
-        self._left = _TRIES
-
-    def problem(self, value: Any) -> Exception | None:
-        self._left -= 1
-        try:
-            encode(value, _THRESHOLD)
-        except Exception as error:
-            return error
-        return None
-
-    def innermost(
-        self, path: str, value: Any, problem: Exception, depth: int = _DEPTH
-    ) -> tuple[str, Any, Exception]:
-        for step, part in _parts(value):
-            if self._left <= 0 or depth <= 0:
-                break
-            if (found := self.problem(part)) is not None:
-                return self.innermost(path + step, part, found, depth - 1)
-        return path, value, problem
-
-
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the objects that are pickled as parts of `value`, each with its expression in code."""
-    whole: Any = value  # as Any, since type checkers would narrow `value` to unknown types
-    if isinstance(value, dict):
-        for key, part in whole.items():
-            yield f"[{key!r}]", part
-    elif isinstance(value, (list, tuple)):
-        for index, part in enumerate(whole):
-            yield f"[{index}]", part
-    elif isinstance(value, types.FunctionType):
-        import inspect
-
-        used = inspect.getclosurevars(value)
-        for name, part in {**used.globals, **used.nonlocals}.items():
-            yield f" (its variable {name})", part
-    elif isinstance(value, types.MethodType):
-        yield ".__self__", value.__self__
-    elif isinstance(value, type) or hasattr(value, "__dict__"):
-        for name, part in list(vars(value).items()):
-            if not (isinstance(value, type) and name.startswith("__")):
-                yield f".{name}", part

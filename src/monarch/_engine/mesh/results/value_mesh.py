@@ -152,6 +152,10 @@ class ValueMesh(MeshTrait, Generic[R_co]):
         if extra:
             known = f"the dimensions are {list(extent)}"
             raise KeyError(f"item has extra dimensions: {extra}; {known}")
+        missing = [label for label in extent if label not in coordinates]
+        if missing:
+            remedy = "name one for each dimension, or use values() for all values"
+            raise KeyError(f"item has no index for the dimensions {missing}: {remedy}")
         for label in extent:
             size = extent[label]
             index = coordinates[label]

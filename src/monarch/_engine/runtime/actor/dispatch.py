@@ -15,6 +15,7 @@ endpoint goes to the caller, too, since it abandons one operation only.
 from __future__ import annotations
 
 import contextlib
+import pickle
 import sys
 from typing import TYPE_CHECKING, Any, cast
 
@@ -25,6 +26,8 @@ from monarch._engine.base.errors import (
     RemoteException,
     format_remote,
     headline,
+    is_engine_frame,
+    is_ours,
     text_of,
     type_name,
 )
@@ -38,7 +41,7 @@ from monarch._engine.runtime.io import environment as environments
 from monarch._engine.runtime.proc.body import decode_body, unreadable
 from monarch._engine.transport.frame_link import FrameLink
 from monarch._engine.wire.call_meta import route
-from monarch._engine.wire.codec import Payload, encode, loads
+from monarch._engine.wire.codec import Payload, UnsendableResult, encode, loads
 from monarch._engine.wire.frame import CALL, ERROR, POST, Frame, pack
 
 if TYPE_CHECKING:
@@ -255,11 +258,28 @@ def failed(
         suffix = "failed." if ordinary else "failed with BaseException."
         owed, cell.current = cell.current, None
         if owed is not None:
+            if type(error) is UnsendableResult and handler is not None:
+                error = _unsendable(error, f"{cell.identity.name}.{name}", handler.function)
             send_error(cell, link, frame, name, error, suffix)
         return None
     end = end_by(cell, error)
     cell.settle(end[0])  # before the message is dropped, and with it an explicit port
     return end
+
+
+def _unsendable(error: UnsendableResult, call: str, function: Any) -> Exception:
+    """Return the error to send: which part of the result of which endpoint, and the reason."""
+    from monarch._engine.wire.unsendable import REMEDY, first_unsendable  # cold
+
+    code = getattr(function, "__code__", None)
+    if code is not None and not is_engine_frame(code.co_filename):
+        call += f" (at {code.co_filename}:{code.co_firstlineno})"
+    kind = TypeError if isinstance(error.error, TypeError) else pickle.PicklingError
+    path, reason = first_unsendable([("", error.value)]) or ("", f"cannot be sent: {error.error}")
+    told = kind(f"the result{path} of {call}, {reason}")
+    if not is_ours(error.error) and not reason.endswith(REMEDY):  # the program's own pickling code
+        told.__cause__ = error.error
+    return told
 
 
 def _is_cancellation(error: BaseException) -> bool:
