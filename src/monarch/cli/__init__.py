@@ -100,7 +100,7 @@ def execute(words: Sequence[str]) -> int:
 def run_command(name: str, options: argparse.Namespace) -> int:
     """Run a command with its parsed options. Return its exit status, and raise its errors."""
     # Modules of this directory define the jobs.
-    if _COMMANDS[name][0] in ("jobs", "status"):
+    if _COMMANDS[name][0] in ("jobs", "status", "run"):
         from monarch._spi import with_folder, working_directory
 
         sys.path[:] = with_folder(sys.path, working_directory())

@@ -18,6 +18,9 @@ from monarch.job.os_process import descendants, wait_for
 
 WAIT = 60.0
 
+# The installed command; `python -m monarch.cli` would also look for modules in this directory.
+MONARCH = str(Path(sys.executable).with_name("monarch"))
+
 JOB = """
 from monarch.job import ProcessJob
 job = ProcessJob({"a": 2, "b": 1})
@@ -28,7 +31,7 @@ not_a_job = 5
 def monarch(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """Run a command; drop its progress messages, which only a slow machine prints."""
     done = subprocess.run(
-        [sys.executable, "-m", "monarch.cli", *words],
+        [MONARCH, *words],
         capture_output=True,
         text=True,
         input=stdin,
@@ -62,6 +65,17 @@ def described(directory: Path) -> Any:
     yield directory
     for path in directory.glob(".monarch/*/state.pkl"):
         job_load(str(path)).kill()
+
+
+def test_a_script_on_the_hosts_of_the_job(described: Path) -> None:
+    (described / "train.py").write_text("import os; print(os.environ['RANK'])")
+    said("apply", "described.job")
+    said("kill")  # `run` starts the job again
+    ran = monarch("run", "--mesh", "a", "--nnodes", "2", "--nproc-per-node", "2", "train.py")
+    assert sorted(ran.stdout.splitlines()) == [f"[rank {rank}] {rank}" for rank in range(4)]
+    wrong = monarch("run", "--mesh", "zz", "train.py")
+    assert wrong.returncode == 1
+    assert "'zz'" in wrong.stderr
 
 
 def test_a_job_from_apply_to_kill(described: Path) -> None:
@@ -132,7 +146,7 @@ def test_status_and_logs_and_what_is_left(described: Path) -> None:
     assert "[a 1] second\n" in said("logs")
     assert "there is no such host; there are: a 0, a 1, b 0" in failed("logs", "--rank", "7")
     following = subprocess.Popen(
-        [sys.executable, "-m", "monarch.cli", "logs", "-f", "--mesh", "a", "--rank", "1"],
+        [MONARCH, "logs", "-f", "--mesh", "a", "--rank", "1"],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -201,7 +215,7 @@ def test_command_lines(directory: Path) -> None:
 
 def test_a_worker_serves_until_it_is_told_to_end(directory: Path) -> None:
     worker = subprocess.Popen(
-        [sys.executable, "-m", "monarch.cli", "worker", "tcp://127.0.0.1:0"],
+        [MONARCH, "worker", "tcp://127.0.0.1:0"],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -228,7 +242,7 @@ def test_doctor_of_this_machine(directory: Path) -> None:
 
 def test_doctor_of_a_worker(directory: Path) -> None:
     with subprocess.Popen(
-        [sys.executable, "-m", "monarch.cli", "worker", "tcp://127.0.0.1:0"],
+        [MONARCH, "worker", "tcp://127.0.0.1:0"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

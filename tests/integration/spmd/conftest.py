@@ -49,7 +49,7 @@ class Program:
 
     def _command(self, *words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "monarch.cli", "run", *words],
+            [str(Path(sys.executable).with_name("monarch")), "run", *words],
             cwd=self.folder,
             env=self.environ,
             stdout=subprocess.PIPE,
