@@ -8,7 +8,7 @@ BIN    := .venv/bin
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-hosts demo-replicas demo-slurm test test-pythons check news docs format bench clean
+.PHONY: help demo demo-hosts demo-replicas demo-slurm test test-pythons check news release-check docs format bench clean
 
 help: ## list the targets
 	@echo "pymonarch: actors on meshes of processes, in pure Python"
@@ -46,6 +46,9 @@ check: .venv/.ready-dev ## lint, format, types (mypy and pyright, strict), layer
 
 news: .venv/.ready-dev ## show what the next section of CHANGELOG.md will say
 	@$(BIN)/towncrier build --draft 2>/dev/null
+
+release-check: .venv/.ready-release ## build wheel, sdist and SBOM into dist/; check and install them
+	@$(BIN)/python .ci/release.py
 
 docs: .venv/.ready-dev ## write docs/settings.md from the table of settings
 	@$(BIN)/python docs/make_settings.py

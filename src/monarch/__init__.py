@@ -11,6 +11,7 @@ use. Importing `monarch` itself loads only the table of old import paths (`monar
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from monarch import _compat
@@ -83,6 +84,17 @@ _HOMES = {
 }
 
 _MODULES = frozenset({"actor", "config", "builtins", "job", "rdma", "timer"})
+
+if sys.platform == "win32":
+    raise ImportError(
+        "pymonarch does not run on Windows: it needs POSIX processes and sockets; use Linux, for "
+        "example in WSL 2"
+    )
+if not getattr(sys, "_is_gil_enabled", lambda: True)():  # not in Python before 3.13
+    raise ImportError(
+        "pymonarch does not run on free-threaded Python without the interpreter lock, which its "
+        "engine relies on; set PYTHON_GIL=1, or use the ordinary build of Python"
+    )
 
 _compat.install()
 
