@@ -28,6 +28,7 @@ TESTS = (
     "tests/sim",
     "tests/integration/engine",
     "tests/integration/conformance",
+    "tests/integration/test_mistakes.py",
 )
 ENDS_ONLY = ("tests/protocol", "tests/sim")  # no processes: run on the oldest and newest Python
 SELECTED = "not slow and not torch"

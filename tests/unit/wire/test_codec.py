@@ -706,3 +706,15 @@ def test_reducers_that_are_registered_later_count(monkeypatch: pytest.MonkeyPatc
     plain, function = there((Plain(1), lambda: 5))
     assert plain.value == 2
     assert function() == 5
+
+
+def test_a_class_that_travels_by_value_may_have_annotations_with_parameters() -> None:
+    """Python 3.10 counts `dict[str, int]` among the types."""
+
+    class Annotated:
+        def method(self, counts: dict[str, int]) -> list[str]:
+            return list(counts)
+
+    Annotated.method.__annotations__ = {"counts": dict[str, int], "return": list[str]}
+    Annotated.__module__ = "__main__"
+    assert decode(encode(Annotated, THRESHOLD).stream)().method({"a": 1}) == ["a"]

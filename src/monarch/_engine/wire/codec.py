@@ -323,6 +323,9 @@ def _by_value_pickler() -> Any:
                 if isinstance(obj, _function_types) and _travels_by_name(obj):
                     return NotImplemented
                 reduced = super().reducer_override(obj)
+                # Python 3.10 counts `dict[str, int]` among the types; it is pickled as an object.
+                if reduced is NotImplemented:
+                    return reduced
                 if isinstance(obj, type) and len(reduced) == 6:  # with what sets its state
                     if obj not in _received:
                         _defined.add(obj)
