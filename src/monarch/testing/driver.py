@@ -391,7 +391,7 @@ class SimEnvironment(environments.Environment):
     def is_traceback_printed(self) -> bool:
         return self._foreign() and self._former.is_traceback_printed()
 
-    def let_waits_end(self, looks: Callable[[Any], bool]) -> None:
+    def let_waits_end(self, looks: Callable[[Any], bool | None]) -> None:
         if self._foreign():
             self._former.let_waits_end(looks)
         else:  # every strand that is ready has its turn first

@@ -231,13 +231,13 @@ def set_is_script(is_script: Callable[[], bool]) -> None:
     _is_script = is_script
 
 
-def set_looks(looks: Callable[[FrameType | None], bool]) -> None:
+def set_looks(looks: Callable[[FrameType | None], bool | None]) -> None:
     """Set the function that knows a thread about to see its result (for futures)."""
     global _looks
     _looks = looks
 
 
 _is_script: Callable[[], bool]
-_looks: Callable[[FrameType | None], bool]
+_looks: Callable[[FrameType | None], bool | None]
 
 Faults.current = Faults()

@@ -447,13 +447,13 @@ for _sign, _names in {
 Future.__module__ = "monarch._src.actor.future"
 
 
-def _looks(frame: FrameType | None) -> bool:
-    """Whether a thread, now at `frame`, is about to raise or return its result."""
+def _looks(frame: FrameType | None) -> bool | None:
+    """Whether a thread, now at `frame`, is about to raise or return its result; None: it waits."""
     while frame is not None:
         if frame.f_code is _OBSERVE:
             return True
         if frame.f_code is _BLOCK:
-            return bool(frame.f_locals["self"]._phase != PENDING)
+            return True if frame.f_locals["self"]._phase != PENDING else None
         frame = frame.f_back
     return False
 

@@ -39,6 +39,7 @@ __all__ = ["Clock", "Environment", "Event", "Parker", "Thread", "current", "inst
 
 
 _LOOK = 1.0  # seconds for threads and a loop to notice the outcome they wait for
+_ARRIVAL = 0.05  # seconds for the answers of a call, which a failure may overtake
 
 
 class Parker(Protocol):
@@ -166,16 +167,21 @@ class Environment:
         frame = _outermost(threading.main_thread().ident or 0)
         return frame is None or frame.f_code.co_filename == traceback.__file__
 
-    def let_waits_end(self, looks: Callable[[FrameType | None], bool]) -> None:
+    def let_waits_end(self, looks: Callable[[FrameType | None], bool | None]) -> None:
         """Wait until no thread is about to notice an outcome, at most `_LOOK` seconds.
 
-        `looks` says whether a thread with this innermost frame is about to. The event loop of the
-        main thread gets a few turns, for its tasks.
+        `looks` says whether a thread with this innermost frame is about to; None if it waits for an
+        outcome that is not there, which gets `_ARRIVAL` seconds. The event loop of the main thread
+        gets a few turns, for its tasks.
         """
         pause = threading.Event()
-        deadline = time.monotonic() + _LOOK
-        while any(map(looks, sys._current_frames().values())) and time.monotonic() < deadline:
+        passed, begin = 0.0, time.monotonic()
+        while passed < _LOOK:
+            found = [*map(looks, sys._current_frames().values())]
+            if not any(found) and not (None in found and passed < _ARRIVAL):
+                break
             pause.wait(0.001)
+            passed = time.monotonic() - begin
         loop = _loop_of(sys._current_frames().get(threading.main_thread().ident or 0))
         if loop is not None:
             turned = threading.Event()
