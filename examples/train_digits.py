@@ -9,6 +9,7 @@ epoch, in one line, and gets the losses of all trainers back as an array.
     python examples/train_digits.py --procs 2 --epochs 30
     python examples/train_digits.py --resume out/digits.pt --epochs 40
     python examples/train_digits.py --kill                # one trainer dies on the way
+    python examples/train_digits.py --dashboard           # pages in the browser show what it does
     python examples/train_digits.py --hosts tcp://node1:4444,tcp://node2:4444
     python examples/train_digits.py --hosts tcp://node1:4444 --spares tcp://node2:4444 --kill-host
     python examples/train_digits.py --job local --job-hosts 2
@@ -26,7 +27,8 @@ tls://. Gradients go from trainer to trainer by gloo or NCCL, unencrypted.
 With `--job` the script starts the hosts itself, and ends them: as processes of this machine
 (local), by ssh, or by a scheduler. The kinds and their options are in examples/jobs.py.
 
-Needs torch, scikit-learn, matplotlib and rich: pip install 'pymonarch[examples]'
+Needs torch, scikit-learn, matplotlib and rich, and starlette and uvicorn for `--dashboard`:
+pip install 'pymonarch[examples]'
 """
 
 import argparse
@@ -70,6 +72,7 @@ try:
         endpoint,
         this_host,
     )
+    from monarch.distributed_telemetry.actor import start_telemetry
 except ImportError as missing:
     sys.exit(f"{missing}. Try: pip install 'pymonarch[examples]'")
 
@@ -464,6 +467,11 @@ def arguments() -> argparse.Namespace:
         choices=["one_for_one", "one_for_all"],
         help="whom to replace when a trainer ends: it, or all (the only way with NCCL)",
     )
+    parser.add_argument(
+        "--dashboard",
+        action="store_true",
+        help="serve the dashboard; in a terminal the program then waits for Ctrl-C at its end",
+    )
     args = parser.parse_args()
     if args.procs > GLOBAL_BATCH:
         parser.error(f"--procs: at most {GLOBAL_BATCH}, one image per trainer and step")
@@ -509,6 +517,12 @@ def main() -> int:
         f"images: {len(train_set[1])} to learn from, {len(test_set[1])} to be tested on",
         flush=True,
     )
+    if args.dashboard:
+        with bill.phase("dashboard"):
+            start_telemetry()  # before the processes start that it shall show
+        if "MONARCH_DASHBOARD_URL" not in os.environ:
+            sys.exit("error: --dashboard needs pip install 'pymonarch[admin]'")
+        print(f"dashboard: {os.environ['MONARCH_DASHBOARD_URL']}", flush=True)
     job = spares = None
     with bill.phase("hosts"):
         if args.job:
@@ -610,6 +624,10 @@ def main() -> int:
             file=sys.stderr,
         )
         return 1
+    if args.dashboard and sys.stdout.isatty():
+        print("the dashboard is served until Ctrl-C")
+        with suppress(KeyboardInterrupt):
+            signal.pause()
     return 0
 
 

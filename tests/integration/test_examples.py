@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.request import HTTPCookieProcessor, build_opener
 
 import pytest
 
@@ -325,6 +326,25 @@ def test_train_digits_on_the_hosts_of_a_job(tmp_path: Path) -> None:
         arguments += [f"--job-option={name}={value}" for name, value in options.items()]
         out = example("train_digits", *arguments, cwd=tmp_path).stdout
     assert number(r"test accuracy: ([\d.]+)", out) >= 0.95
+
+
+@pytest.mark.torch
+@with_extras
+@needs("starlette", "uvicorn")
+def test_train_digits_with_a_dashboard(tmp_path: Path) -> None:
+    command = [sys.executable, str(EXAMPLES / "train_digits.py"), "--dashboard", "--epochs=5000"]
+    with subprocess.Popen(
+        [*command, "--procs=2", "--device=cpu"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    ) as program:
+        try:
+            assert program.stdout is not None
+            line = next(line for line in program.stdout if line.startswith("dashboard: "))
+            browser = build_opener(HTTPCookieProcessor())
+            page = browser.open(line.split()[1], timeout=60).read().decode()
+            assert "<title>" in page
+        finally:
+            program.send_signal(signal.SIGINT)
+            program.communicate(timeout=60)
 
 
 @pytest.mark.torch

@@ -24,8 +24,9 @@ def start_telemetry(
     Args:
         batch_size: accepted for the interface; rows leave a process four times a second.
         retention_secs: how many seconds messages, spans, events and metrics are kept.
-        include_dashboard: whether the dashboard is served, if it is installed; its address is in
-            the environment variable ``MONARCH_DASHBOARD_URL`` then.
+        include_dashboard: whether the dashboard is served, if it is installed
+            (``pymonarch[admin]``). Its address is in the environment variable
+            ``MONARCH_DASHBOARD_URL`` then. It has a key in it, so treat it as a secret.
         dashboard_port: its port on the loopback interface; a free one if that is taken.
 
     Blocks until the observer is ready. Processes that exist already record nothing. Raises
@@ -36,5 +37,5 @@ def start_telemetry(
     shown = {"dashboard": dashboard_port} if include_dashboard else {}
     place = observe(telemetry=True, **shown).wait()
     if place.dashboard_url:
-        os.environ["MONARCH_DASHBOARD_URL"] = place.dashboard_url
+        os.environ["MONARCH_DASHBOARD_URL"] = f"{place.dashboard_url}/{place.token}"
     return QueryEngine(place.telemetry_url)
