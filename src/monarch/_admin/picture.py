@@ -104,6 +104,8 @@ class Process:
     script: dict[str, Any] | None = None
     settings: dict[str, Any] | None = None
     actors: list[Actor] = field(default_factory=list[Actor])
+    replaced: list[Actor] = field(default_factory=list[Actor])
+    """Actors that failed, and whose place others have."""
     highest: int = 0
     """The most messages that waited in one mailbox, of all pictures."""
     last_queued: float | None = None
@@ -217,6 +219,7 @@ def _process(
         if old is not None:
             process.settings = old.settings
             process.actors = [_silenced(actor, since) for actor in old.actors]
+            process.replaced = old.replaced
         return process
     process.reference = account.get("reference") or process.reference
     process.label = account.get("label", "")
@@ -225,9 +228,11 @@ def _process(
     process.settings = account.get("settings")
     process.actors = [_actor(uid, each) for each in account["actors"]]
     alive = {actor.mesh for actor in process.actors}
-    process.actors += [
-        _dead(uid, each) for each in account.get("ended", ()) if each["uid"] not in alive
-    ]
+    for each in account.get("ended", ()):
+        if each["replaced"]:
+            process.replaced.append(_dead(uid, each))
+        elif each["uid"] not in alive:
+            process.actors.append(_dead(uid, each))
     deepest = max((actor.queued for actor in process.actors), default=0)
     process.highest = max(process.highest, deepest)
     if deepest:

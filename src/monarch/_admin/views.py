@@ -202,28 +202,27 @@ def _causes(found: Picture) -> Iterator[dict[str, Any]]:
         actor = found.at.get((place.process, place.mesh))
         return f"{place.process}.{place.mesh}" if actor is None else actor.reference
 
-    for start in search.scripts:
-        for cause in search.causes(start):
-            actor = found.at.get((cause.place.process, cause.place.mesh))
-            name = "an actor" if actor is None else actor.short
-            activity = cause.activity
-            text = {
-                "busy": f"{name} is in {activity['endpoint']}() "
-                f"since {activity['seconds'] or 0.0:.1f} s"
-                if activity is not None
-                else "",
-                "silent": f"the process of {name} does not answer",
-                "queued": f"{name} has not taken its messages yet",
-                "idle": f"{name} is idle: its answer is owed by other code",
-                "unknown": f"{name} has ended",
-                "circle": "these wait for each other",
-            }[cause.kind]
-            yield {
-                "kind": cause.kind,
-                "node": reference(cause.place),
-                "through": [reference(place) for place in cause.through],
-                "text": text,
-            }
+    for cause in search.causes(*search.places):
+        actor = found.at.get((cause.place.process, cause.place.mesh))
+        name = "an actor" if actor is None else actor.short
+        activity = cause.activity
+        text = {
+            "busy": f"{name} is in {activity['endpoint']}() "
+            f"since {activity['seconds'] or 0.0:.1f} s"
+            if activity is not None
+            else "",
+            "silent": f"the process of {name} does not answer",
+            "queued": f"{name} has not taken its messages yet",
+            "idle": f"{name} is idle: its answer is owed by other code",
+            "unknown": f"{name} has ended",
+            "circle": "these wait for each other",
+        }[cause.kind]
+        yield {
+            "kind": cause.kind,
+            "node": reference(cause.place),
+            "through": [reference(place) for place in cause.through],
+            "text": text,
+        }
 
 
 # -- failures --------------------------------------------------------------------------------------
@@ -233,7 +232,7 @@ def failures(found: Picture) -> dict[str, Any]:
     """Return the failures of actors and processes, grouped by cause, the latest group first."""
     groups: dict[tuple[str, str], list[Actor]] = {}
     for process in found.processes.values():
-        for actor in process.failed:
+        for actor in (*process.replaced, *process.failed):
             ended = actor.ended or {}
             groups.setdefault((actor.name, _headline(ended)), []).append(actor)
     rows = [_group(error, actors) for (_, error), actors in groups.items()]

@@ -90,11 +90,12 @@ class ActorAccount(TypedDict):
 
 
 class FailureAccount(TypedDict):
-    """The failure of an actor of this process."""
+    """The failure of an actor of this process; `replaced`: another one has its place."""
 
     actor: str
     error: str
     when: float
+    replaced: bool
 
 
 class Account(TypedDict):
@@ -123,7 +124,9 @@ def account(proc: Proc) -> Account:
     """Return the account of this process. Does not block; from any thread."""
     frames = sys._current_frames()
     cells = [*list(proc.cells.values()), *list(proc.ending)]
-    graves = [grave for grave in list(proc.graves.values()) if grave.kind == FAILED]
+    graves = [(grave, False) for grave in list(proc.graves.values()) if grave.kind == FAILED]
+    graves += [(grave, True) for _, grave in list(proc.replaced) if grave.kind == FAILED]
+    graves.sort(key=lambda item: item[0].verdict.when)
     return {
         "uid": proc.uid,
         "reference": hook("actor_address")(0, "client", proc.uid, proc.label).proc_id,
@@ -137,8 +140,13 @@ def account(proc: Proc) -> Account:
         "actors": [_actor(cell, frames.get(cell.thread_id)) for cell in cells],
         "script": _script(frames) if proc.client else None,
         "failures": [
-            {"actor": grave.actor, "error": grave.error, "when": grave.verdict.when}
-            for grave in graves[-_FAILURES:]
+            {
+                "actor": grave.actor,
+                "error": grave.error,
+                "when": grave.verdict.when,
+                "replaced": replaced,
+            }
+            for grave, replaced in graves[-_FAILURES:]
         ],
     }
 

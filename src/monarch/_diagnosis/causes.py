@@ -86,12 +86,17 @@ class Search:
             for process, mesh in activity["wait"]["on"]
         ]
 
-    def causes(self, start: Place) -> list[Cause]:
-        """Return the causes of the waits of `start`, each place once, the longest first."""
+    @property
+    def places(self) -> list[Place]:
+        """The scripts and the actors, which may wait."""
+        return [*self._scripts, *self._actors]
+
+    def causes(self, *starts: Place) -> list[Cause]:
+        """Return the causes of the waits of `starts`, each place once, the longest first."""
         found: dict[tuple[str, Place], Cause] = {}
         visited: set[Place] = set()
         # Depth first without recursion, since chains can be as long as there are actors.
-        stack: list[tuple[Place, list[Place]]] = [(start, [])]
+        stack: list[tuple[Place, list[Place]]] = [(start, []) for start in reversed(starts)]
         while stack:
             place, path = stack.pop()
             if place in path:
@@ -99,10 +104,10 @@ class Search:
                 if not any(kind == "circle" and at in circle for kind, at in found):
                     found["circle", place] = Cause("circle", place, circle)
                 continue
-            if place in visited:
+            targets = self.waits_of(place)
+            if place in visited or not (targets or path):  # nothing waits for this start so far
                 continue
             visited.add(place)
-            targets = self.waits_of(place)
             stack += [(target, [*path, place]) for target in reversed(targets)]
             if not targets and path:
                 cause = self._cause(place, path)

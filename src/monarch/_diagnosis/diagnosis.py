@@ -212,16 +212,17 @@ class Diagnosis:
 
     def _of_failures(self) -> Iterator[str]:
         failures = {
-            (failure["actor"], failure["error"]): failure["when"]
+            (failure["actor"], failure["error"], failure["replaced"]): failure["when"]
             for account in self.accounts
             for failure in account["failures"]
         }
         recent = sorted(failures.items(), key=lambda item: item[1])[-_CAUSES:]
         if recent:
             yield "Failures:"
-        for (actor, error), when in recent:
+        for (actor, error, replaced), when in recent:
             clock = time.strftime("%H:%M:%S", time.localtime(when))
-            yield f"  {clock} {actor}: {error.splitlines()[0] if error else 'failed'}"
+            end = " (replaced since)" if replaced else ""
+            yield f"  {clock} {actor}: {error.splitlines()[0] if error else 'failed'}{end}"
 
     def _silence(self, member: Member, place: Place | None) -> str:
         """Return the text about a process that does not answer, with one of its actors."""

@@ -1,7 +1,8 @@
 """The ends of actors, as far as a process keeps them: failures with their causes, and stops.
 
-At most `terminated_snapshot_retention` are told. Failures come first, the earliest of them, since
-these are the ones that explain the others.
+At most `terminated_snapshot_retention` are in the account. Failures come first, the earliest of
+them, since these are the ones that explain the others. The last failures of actors that a
+supervisor has replaced are there, too.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _LONGEST = 16_384  # characters of a traceback
 
 
 class EndedAccount(TypedDict):
-    """An actor that has ended, by a failure or a stop.
+    """An actor that has ended, by a failure or a stop; `replaced`: another one has its place.
 
     `root` is the display name of the actor whose failure was the first, `propagated` whether that
     is another one.
@@ -40,6 +41,7 @@ class EndedAccount(TypedDict):
     root_mesh: str
     root_error: str
     propagated: bool
+    replaced: bool
 
 
 class ExitAccount(TypedDict):
@@ -63,10 +65,14 @@ def ended(proc: Proc) -> list[EndedAccount]:
     most = settings.terminated_snapshot_retention
     kept = failed[:most]
     kept += stopped[len(stopped) - min(len(stopped), most - len(kept)) :]
-    return [_ended(proc, uid, grave) for uid, grave in kept]
+    former = [item for item in list(proc.replaced) if item[1].kind == FAILED][-most:]
+    return [
+        *(_ended(proc, uid, grave) for uid, grave in kept),
+        *(_ended(proc, uid, grave, replaced=True) for uid, grave in former),
+    ]
 
 
-def _ended(proc: Proc, uid: int, grave: Failure) -> EndedAccount:
+def _ended(proc: Proc, uid: int, grave: Failure, *, replaced: bool = False) -> EndedAccount:
     label = grave.mesh_name.rpartition("-")[0]
     root = grave.root
     return {
@@ -85,6 +91,7 @@ def _ended(proc: Proc, uid: int, grave: Failure) -> EndedAccount:
         "root_mesh": root.mesh_name,
         "root_error": root.error,
         "propagated": root is not grave,
+        "replaced": replaced,
     }
 
 

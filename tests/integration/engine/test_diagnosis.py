@@ -24,7 +24,7 @@ import pytest
 import monarch
 from monarch._diagnosis.door import ask_script, running_scripts
 from monarch._diagnosis.native import native_stacks
-from monarch.actor import Actor, concurrent_endpoint, endpoint
+from monarch.actor import Actor, Supervisor, concurrent_endpoint, endpoint
 
 from .conftest import WAIT, until
 
@@ -177,6 +177,28 @@ def test_an_idle_actor(fresh: Fresh) -> None:
     actors = [actor for account in found.accounts for actor in account["actors"]]
     assert [actor["doing"] for actor in actors if actor["name"] == "stuck"] == [[]]
     assert "stuck" not in str(found)
+
+
+class Fragile(Actor):
+    @endpoint
+    def fail(self) -> None:
+        raise ValueError("bad weights")
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def test_a_failure_is_there_though_the_actor_was_replaced(fresh: Fresh) -> None:
+    supervisor = Supervisor()
+    mesh = supervisor.spawn(fresh(2), "fragile", Fragile)
+    mesh.slice(gpus=1).fail.broadcast()
+    until(lambda: supervisor.restarts)
+    mesh.pid.call().get(timeout=WAIT)
+    supervisor.healthy.get(timeout=WAIT)
+    text = str(monarch.diagnose())
+    assert text.count("ValueError: bad weights (replaced since)") == 1
+    assert "{'gpus': 1/2}" in text
 
 
 def test_in_an_actor(fresh: Fresh) -> None:

@@ -77,6 +77,7 @@ def ended(name: str, uid: int, kind: str = "failed", *, rank: int = 0, process: 
         "root_mesh": f"{name}-{uid}",
         "root_error": "it failed",
         "propagated": False,
+        "replaced": False,
     }
 
 

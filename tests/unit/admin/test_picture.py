@@ -193,6 +193,14 @@ def test_the_views_of_a_job_in_trouble() -> None:
     }
 
 
+def test_a_failure_is_shown_though_the_actor_was_replaced() -> None:
+    former = {**ended("trainers", 20), "replaced": True}
+    found = picture(diagnosis(account(2, actor("trainers", 20), dead=(former,))), 1000.0)
+    assert [one.alive for one in found.actors.values()] == [True]
+    (group,) = views.failures(found)["groups"]
+    assert (group["error"], group["count"]) == ("ValueError: bad weights", 1)
+
+
 def test_the_description_is_valid() -> None:
     validate(document("http://127.0.0.1:1729"))
     for name in ("node_payload", "admin_info", "error"):

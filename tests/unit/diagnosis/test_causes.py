@@ -128,6 +128,19 @@ def test_the_data_survive_json() -> None:
     assert "native code holds its interpreter" in str(again)
 
 
+def test_actors_that_wait_have_causes_though_the_script_waits_for_none() -> None:
+    search = Search(
+        [
+            process(2, activity("step", 2.0)),
+            process(3, activity("step", 5.0, on(2))),
+            process(4, activity("step", 5.0, on(3))),
+            process(5, activity("other", 9.0)),
+        ]
+    )
+    found = search.causes(*search.places)
+    assert [(cause.kind, cause.place.process) for cause in found] == [("busy", 2)]
+
+
 @given(st.lists(st.integers(0, 40)))
 def test_ranges(numbers: list[int]) -> None:
     back: set[int] = set()

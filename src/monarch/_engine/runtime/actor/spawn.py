@@ -84,6 +84,7 @@ def spawn_cell(proc: Proc, link: FrameLink, frame: Frame) -> None:
         cell.put(link, Frame(CALL, ONCE, cell.uid, port, frame.rank, 0, meta, body))
     predecessor = proc.graves.pop(frame.dest, None)
     if predecessor is not None:
+        proc.replaced.append((frame.dest, predecessor))
         hook("shield_successor")(cell, link, predecessor)
     if frame.flags & SETUP:
         proc.setup = SetupGate(cell)

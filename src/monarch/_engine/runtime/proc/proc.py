@@ -28,6 +28,7 @@ import os
 import socket
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +89,7 @@ __all__ = ["Proc", "new_uid"]
 
 
 _VERDICTS = 10_000  # verdicts of processes that are kept
+_REPLACED = 100  # failures of replaced actors that are kept
 _REIGN = 40  # bits of a port number that count the ports of one epoch
 _SPAWN_BATCH = 60  # the kernel limits descriptors per message; a proc needs two or four
 
@@ -160,6 +162,8 @@ class Proc:
         # A STOP for each actor, once the process has to exit.
         self.stop_request: Frame | None = None
         self.graves: dict[int, Failure] = {}
+        # The last failures of actors that were replaced, with their uids.
+        self.replaced: deque[tuple[int, Failure]] = deque(maxlen=_REPLACED)
         self.early = EarlyMessages(self)
         self.owned: dict[int, OwnedMesh] = {}
         self.job = ""  # the name of this client's job, if it is kept for a successor
