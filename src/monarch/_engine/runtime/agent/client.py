@@ -17,7 +17,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from monarch._engine.base.features import find, hook
+from monarch._engine.base.features import HOOKS, find, hook
 from monarch._engine.base.home import HOME
 from monarch._engine.base.settings import settings
 from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE
@@ -295,9 +295,11 @@ def _preloads() -> list[str]:
 
     `torch._dynamo` comes with the first optimizer and takes a second. A program that makes
     optimizers only in its actors can import it, and pays once. asyncio takes 20 ms and 3 MB;
-    programs whose actors are all sync do without it.
+    programs whose actors are all sync do without it. What records and exports takes 30 ms.
     """
-    names: list[str] = [name for name in ("numpy", "torch", "torch._dynamo") if name in sys.modules]
+    records = (HOOKS[name].partition(":")[0] for name in ("record", "export"))
+    slow = ("numpy", "torch", "torch._dynamo", *records)
+    names: list[str] = [name for name in slow if name in sys.modules]
     if _async_actors or "asyncio" in sys.modules:
         names.append(_RUN_ASYNC)
     return names
