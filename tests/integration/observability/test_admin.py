@@ -191,3 +191,53 @@ def test_a_job_serves_its_admin_api_until_it_is_killed(run: Run) -> None:
     print("seen")
     """
     assert run(ACTORS + textwrap.dedent(text), telemetry=False) == "seen\n"
+
+
+TLS = """
+import asyncio, json, os, socket, ssl, subprocess, sys, urllib.error, urllib.request
+from monarch.job import LocalJob
+from monarch.security import make_certificates
+
+name = socket.gethostname()
+(made,) = make_certificates("certificates", [[name, "127.0.0.1"]])
+os.environ.update(made.environment)  # as for the job's hosts
+job = LocalJob().enable_admin(admin_addr="0.0.0.0:0")
+url = job.state(cached_path=None).admin_url
+base, _, token = url.rpartition("/")
+assert base.startswith(f"https://{name}:"), base
+port = int(base.rpartition(":")[2])
+ours = ssl.create_default_context(cafile=made.ca)
+
+
+def get(context, token=token, scheme="https"):
+    request = urllib.request.Request(f"{scheme}://127.0.0.1:{port}/v1/root")
+    request.add_header("Authorization", f"Bearer {token}")
+    with urllib.request.urlopen(request, timeout=60, context=context) as answer:
+        return json.loads(answer.read())
+
+
+assert get(ours)["children"]
+for context, wrong, scheme, error in [
+    (ours, "x" * 32, "https", "401"),
+    (ssl.create_default_context(), token, "https", "CERTIFICATE_VERIFY_FAILED"),
+    (None, token, "http", ""),
+]:
+    try:
+        get(context, wrong, scheme)
+    except (OSError, urllib.error.URLError) as refused:
+        assert error in str(refused), refused
+    else:
+        raise AssertionError("it answered")
+command = [sys.executable, "-m", "monarch.cli", "tui", "--diagnose"]
+words = ["--addr", f"https://127.0.0.1:{port}", "--tls-ca", made.ca]
+seen = subprocess.run([*command, *words], capture_output=True, text=True,
+                      env={**os.environ, "MONARCH_ADMIN_TOKEN": token})
+assert json.loads(seen.stdout)["summary"]["healthy"], seen
+job.kill()
+print("seen")
+"""
+
+
+def test_it_is_served_to_other_machines_by_tls(run: Run) -> None:
+    pytest.importorskip("cryptography")
+    assert run(TLS, telemetry=False) == "seen\n"
