@@ -85,9 +85,11 @@ def test_the_successor_of_a_failed_actor_is_spawned_behind_a_barrier(
     proc.early = SimpleNamespace(admit=admit)
     grave = Failure("<root>.<x.A a>", "it failed")
     proc.graves = {1: grave, 2: Failure("<root>.<x.B b>", "it failed, too")}
+    proc.replaced = []
     spawn_cell(proc, owner, Frame(SPAWN, 0, 1, 7, 0, 0, b'["a", "a-1", "<root>.<x.A a>"]', b""))
     [cell] = cells
     assert [*proc.graves] == [2], "what is sent to the successor is not refused"
+    assert proc.replaced == [(1, grave)]
     cell.put(owner, call(2))
     assert proc.returned == [(peer, call(1), grave)]
     assert cell.depth() == 1
