@@ -64,8 +64,12 @@ class AsyncMiddle(Actor):
         return await self.leaf.work.call_one("concurrent")
 
 if __name__ == "__main__":
-    host = this_host()
-    leaf = host.spawn_procs({"gpus": 1}).spawn("leaf", Leaf)
+    host, job = this_host(), None
+    if sys.argv[1:] == ["another host"]:
+        from monarch.job import ProcessJob
+        job = ProcessJob({"hosts": 1})
+    other = host if job is None else job.state(cached_path=None).hosts
+    leaf = other.spawn_procs({"gpus": 1}).spawn("leaf", Leaf)
     procs = host.spawn_procs()
     middle = procs.spawn("middle", Middle, leaf)
     others = procs.spawn("others", AsyncMiddle, leaf)
@@ -80,10 +84,13 @@ if __name__ == "__main__":
     middle.call_one.call_one().get()  # outside of a span: the message begins a trace
     print("done", flush=True)
     sys.stdin.readline()
+    if job is not None:
+        job.kill()
 """
 
 
-def test_one_trace_from_the_script_to_the_last_actor(tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["this host", "another host"])
+def test_one_trace_from_the_script_to_the_last_actor(tmp_path: Path, where: str) -> None:
     receiver = OtlpReceiver()
     path = tmp_path / "program.py"
     path.write_text(PROGRAM)
@@ -94,11 +101,12 @@ def test_one_trace_from_the_script_to_the_last_actor(tmp_path: Path) -> None:
         "OTEL_METRICS_EXPORTER": "none",
     }
     program = subprocess.Popen(
-        [sys.executable, str(path)],
+        [sys.executable, str(path), where],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         env=env,
+        cwd=tmp_path,
     )
     try:
         assert program.stdout is not None
