@@ -63,16 +63,18 @@ def described(directory: Path) -> Any:
     """Make a directory with the description of a job; kill the job afterwards."""
     (directory / "described.py").write_text(JOB)
     yield directory
-    for path in directory.glob(".monarch/*/state.pkl"):
+    saved = [*directory.glob(".monarch/*/state.pkl"), directory / ".monarch" / "job_state.pkl"]
+    for path in {path.resolve() for path in saved if path.exists()}:
         job_load(str(path)).kill()
 
 
 def test_a_script_on_the_hosts_of_the_job(described: Path) -> None:
     (described / "train.py").write_text("import os; print(os.environ['RANK'])")
     said("apply", "described.job")
-    said("kill")  # `run` starts the job again
+    said("kill")
     ran = monarch("run", "--mesh", "a", "--nnodes", "2", "--nproc-per-node", "2", "train.py")
     assert sorted(ran.stdout.splitlines()) == [f"[rank {rank}] {rank}" for rank in range(4)]
+    assert job_load()._is_running(), "`run` has started the job again, for the next command"
     wrong = monarch("run", "--mesh", "zz", "train.py")
     assert wrong.returncode == 1
     assert "'zz'" in wrong.stderr
