@@ -4,7 +4,7 @@
 
 A small training is started in which a data loader hangs, a trainer computes for too long, and one
 fails and is replaced. Then each tool looks at it: the dashboard in a browser without a window
-(chromium and chromedriver have to be installed), `monarch tui`, `monarch top`, `monarch why` and
+(chromium and chromedriver have to be installed), `monarch tui`, `monarch top` and
 `monarch profile`. Takes about half a minute.
 """
 
@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import base64
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.browser import MISSING, chromium
 
 IMAGES = Path(__file__).with_name("images")
 WAIT = 60.0  # seconds for everything that is waited for
@@ -66,7 +69,7 @@ class Trainer(Actor):
     def train(self, steps: int) -> None:
         for step in range(steps):
             batch = self.loader.slice(loaders=self.rank % 4).next.call_one(step).get()
-            if self.rank == 6 and steps > 15 == step:
+            if self.rank == 6 and step == 15:
                 raise ValueError(f"the loss of step {step} is not a number")
             if self.rank == 18 and step == 25:
                 self.augment(batch)
@@ -99,14 +102,11 @@ def main() -> int:
     )
     parser.add_argument("--out", type=Path, default=IMAGES, help="the folder of the pictures")
     out: Path = parser.parse_args().out
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    chromedriver = shutil.which("chromedriver")
-    if not chromium or not chromedriver:
-        sys.exit("error: no browser: apt-get install chromium chromium-driver")
+    if MISSING:
+        sys.exit(f"error: {MISSING}")
     out.mkdir(parents=True, exist_ok=True)
     with training() as (program, url):
         time.sleep(12.0)  # noqa: TID251 - a call counts as stuck after ten seconds
-        terminal(["monarch", "why", str(program.pid)], 120, 34, out / "why.svg")
         terminal(["monarch", "top", str(program.pid), "--once"], 130, 22, out / "top.svg")
         (out / "tui.svg").write_text(asyncio.run(tree(program.pid)))
         print(out / "tui.svg")
@@ -114,7 +114,7 @@ def main() -> int:
         flames.unlink(missing_ok=True)
         command("monarch", "profile", str(program.pid), "--cpu", "3s", "-o", str(flames))
         print(flames)
-        with browser(chromium, chromedriver) as driver:
+        with chromium() as driver:
             pages(driver, url, out)
     return 0
 
@@ -183,27 +183,6 @@ async def tree(pid: int) -> str:
             await app.workers.wait_for_complete()
             await pilot.pause()
         return app.export_screenshot(title="monarch tui")
-
-
-@contextmanager
-def browser(chromium: str, chromedriver: str) -> Iterator[Any]:
-    """Start a browser without a window."""
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        for argument in (
-            *("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage"),
-            *("no-first-run", "hide-scrollbars", f"user-data-dir={folder}"),
-        ):
-            options.add_argument(f"--{argument}")
-        driver = webdriver.Chrome(service=Service(chromedriver), options=options)
-        try:
-            yield driver
-        finally:
-            driver.quit()
 
 
 def pages(driver: Any, url: str, out: Path) -> None:

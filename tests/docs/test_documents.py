@@ -12,14 +12,12 @@ import doctest
 import os
 import re
 import shutil
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from monarch._engine.base.settings import KEYS
+from tests.scripts import run_script
 
 ROOT = Path(__file__).resolve().parents[2]
 with_fuse = pytest.mark.skipif(
@@ -41,9 +39,6 @@ DOCUMENTS = [
     pytest.param("docs/torch.md", marks=pytest.mark.torch),
     "docs/testing.md",
 ]
-
-SETTINGS = {key.variable for key in KEYS.values()}
-"""Variables that change what documents print; an earlier test may have left one."""
 
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 END_OF_BLOCK = "----- end of block -----"
@@ -103,15 +98,7 @@ def test_document_prints_what_it_shows(document: str, tmp_path: Path) -> None:
     script = tmp_path / f"{'page' if name == 'torch' else name}.py"
     script.write_text(script_of(blocks))
 
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        cwd=tmp_path,
-        env={name: value for name, value in os.environ.items() if name not in SETTINGS},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    done = run_script(script, 280)
 
     assert done.returncode == 0, done.stderr
     printed = done.stdout.split(END_OF_BLOCK + "\n")

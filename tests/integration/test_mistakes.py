@@ -5,16 +5,13 @@ The page is the list of the programs, and has the parts of the errors that are c
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from monarch._engine.base.settings import KEYS
+from tests.scripts import run_script
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "mistakes.md"
 SECTION = re.compile(
@@ -23,7 +20,6 @@ SECTION = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 HOME = "/home/me"
-SETTINGS = {key.variable for key in KEYS.values()}
 GOES_ON = {"A result that nothing looks at"}
 """Mistakes that a script survives: it reports them, and exits with 0."""
 
@@ -56,15 +52,7 @@ def test_the_error_names_the_line_and_the_remedy(mistake: Mistake, tmp_path: Pat
     script = tmp_path / "train.py"
     script.write_text(mistake.program)
 
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        cwd=tmp_path,
-        env={name: value for name, value in os.environ.items() if name not in SETTINGS},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_script(script, 120)
 
     assert (done.returncode == 0) == (mistake.title in GOES_ON), done.stderr
     printed = done.stderr.replace(str(tmp_path), HOME)

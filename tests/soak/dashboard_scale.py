@@ -9,13 +9,10 @@ server needs for the grid.
 from __future__ import annotations
 
 import os
-import shutil
 import statistics
 import sys
-import tempfile
 import time
 from pathlib import Path
-from typing import Any
 from urllib.request import HTTPCookieProcessor, build_opener
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -24,6 +21,7 @@ from report import end
 
 from monarch.actor import Actor, endpoint, this_host
 from monarch.distributed_telemetry.actor import start_telemetry
+from tests.browser import MISSING, chromium
 
 GOAL = 1.0  # seconds
 LIMIT = 60.0  # seconds for a picture
@@ -40,6 +38,8 @@ class Worker(Actor):
 
 def main() -> None:
     procs = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
+    if MISSING:
+        sys.exit(f"error: {MISSING}")
     start = time.perf_counter()
     start_telemetry(dashboard_port=0)
     url = os.environ["MONARCH_DASHBOARD_URL"]
@@ -66,31 +66,18 @@ def main() -> None:
 
 def pictures(url: str, count: str) -> list[float]:
     """Open the page several times; return the seconds until it shows so many actors."""
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
     from selenium.webdriver.support.ui import WebDriverWait
 
-    options = webdriver.ChromeOptions()
-    options.binary_location = shutil.which("chromium") or "google-chrome"
-    options.page_load_strategy = "none"
     found: list[float] = []
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        for argument in ("headless=new", "no-sandbox", "disable-gpu", f"user-data-dir={folder}"):
-            options.add_argument(f"--{argument}")
-        driver: Any = webdriver.Chrome(
-            service=Service(shutil.which("chromedriver")), options=options
-        )
-        try:
-            for _ in range(TIMES):
-                driver.get("about:blank")
-                began = time.perf_counter()
-                driver.get(url)
-                WebDriverWait(driver, LIMIT, 0.02).until(
-                    lambda page: page.execute_script(DRAWN, f"{count} actors")
-                )
-                found.append(time.perf_counter() - began)
-        finally:
-            driver.quit()
+    with chromium(pageLoadStrategy="none") as driver:
+        for _ in range(TIMES):
+            driver.get("about:blank")
+            began = time.perf_counter()
+            driver.get(url)
+            WebDriverWait(driver, LIMIT, 0.02).until(
+                lambda page: page.execute_script(DRAWN, f"{count} actors")
+            )
+            found.append(time.perf_counter() - began)
     return found
 
 

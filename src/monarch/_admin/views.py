@@ -202,7 +202,7 @@ def _causes(found: Picture) -> Iterator[dict[str, Any]]:
         actor = found.at.get((place.process, place.mesh))
         return f"{place.process}.{place.mesh}" if actor is None else actor.reference
 
-    for cause in search.causes(*search.places):
+    for cause in search.causes(*search.scripts, *search.actors):
         actor = found.at.get((cause.place.process, cause.place.mesh))
         name = "an actor" if actor is None else actor.short
         activity = cause.activity

@@ -86,11 +86,6 @@ class Search:
             for process, mesh in activity["wait"]["on"]
         ]
 
-    @property
-    def places(self) -> list[Place]:
-        """The scripts and the actors, which may wait."""
-        return [*self._scripts, *self._actors]
-
     def causes(self, *starts: Place) -> list[Cause]:
         """Return the causes of the waits of `starts`, each place once, the longest first."""
         found: dict[tuple[str, Place], Cause] = {}
@@ -104,12 +99,14 @@ class Search:
                 if not any(kind == "circle" and at in circle for kind, at in found):
                     found["circle", place] = Cause("circle", place, circle)
                 continue
+            if place in visited:
+                continue
             targets = self.waits_of(place)
-            if place in visited or not (targets or path):  # nothing waits for this start so far
+            if not targets and not path:  # a start that waits for nothing; others may wait for it
                 continue
             visited.add(place)
             stack += [(target, [*path, place]) for target in reversed(targets)]
-            if not targets and path:
+            if not targets:
                 cause = self._cause(place, path)
                 found.setdefault((cause.kind, place), cause)
         return sorted(found.values(), key=_seconds, reverse=True)

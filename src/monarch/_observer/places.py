@@ -33,6 +33,10 @@ class Place(NamedTuple):
     def __repr__(self) -> str:
         return f"<observer of {self.script}, process {self.pid}>"
 
+    def link(self, url: str) -> str:
+        """Return an address of this observer with the token in it; empty if it is not served."""
+        return f"{url}/{self.token}" if url else ""
+
 
 def folder() -> str:
     """Return the directory, made if it is missing. Raises PermissionError if others may use it."""

@@ -37,5 +37,5 @@ def start_telemetry(
     shown = {"dashboard": dashboard_port} if include_dashboard else {}
     place = observe(telemetry=True, **shown).wait()
     if place.dashboard_url:
-        os.environ["MONARCH_DASHBOARD_URL"] = f"{place.dashboard_url}/{place.token}"
+        os.environ["MONARCH_DASHBOARD_URL"] = place.link(place.dashboard_url)
     return QueryEngine(place.telemetry_url)

@@ -48,7 +48,7 @@ class MeshAdminConfig(Component):
         except (OSError, RuntimeError) as error:
             _log.warning("the job runs without the admin API: %s", error)
             return
-        state.admin_url = f"{place.admin_url}/{place.token}" if place.admin_url else None
+        state.admin_url = place.link(place.admin_url) or None
 
     def end(self, job: JobTrait) -> None:
         """Serve the admin API no more, if this script does."""

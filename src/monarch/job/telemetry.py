@@ -84,9 +84,9 @@ class TelemetryConfig(Component):
             return
         state.telemetry_url = place.telemetry_url or None
         if place.dashboard_url and self.include_dashboard:
-            state.dashboard_url = f"{place.dashboard_url}/{place.token}"
+            state.dashboard_url = place.link(place.dashboard_url)
         if place.admin_url:
-            state.admin_url = f"{place.admin_url}/{place.token}"
+            state.admin_url = place.link(place.admin_url)
         state.query_engine_client = QueryEngineClient(place.telemetry_url)
 
 

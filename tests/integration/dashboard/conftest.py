@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,10 +9,9 @@ import pytest
 
 from monarch._dashboard.cluster import Cluster
 from monarch._dashboard.demo import Demo
+from tests.browser import MISSING, chromium
 
 WAIT = 120.0
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-CHROMEDRIVER = shutil.which("chromedriver")
 
 
 class Browser:
@@ -66,27 +63,12 @@ class Browser:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    if CHROMIUM is None or CHROMEDRIVER is None:
-        pytest.skip("no chromium and chromedriver (apt-get install chromium chromium-driver)")
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        for argument in (
-            *("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage"),
-            *("no-first-run", "hide-scrollbars", f"user-data-dir={folder}"),
-        ):
-            options.add_argument(f"--{argument}")
-        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-        driver = webdriver.Chrome(service=Service(CHROMEDRIVER), options=options)
-        try:
-            driver.set_script_timeout(WAIT)
-            driver.set_page_load_timeout(WAIT)
-            yield Browser(driver)
-        finally:
-            driver.quit()
+    if MISSING:
+        pytest.skip(MISSING)
+    with chromium(**{"goog:loggingPrefs": {"browser": "ALL"}}) as driver:
+        driver.set_script_timeout(WAIT)
+        driver.set_page_load_timeout(WAIT)
+        yield Browser(driver)
 
 
 @pytest.fixture(scope="module")

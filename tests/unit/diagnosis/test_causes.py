@@ -137,7 +137,7 @@ def test_actors_that_wait_have_causes_though_the_script_waits_for_none() -> None
             process(5, activity("other", 9.0)),
         ]
     )
-    found = search.causes(*search.places)
+    found = search.causes(*search.scripts, *search.actors)
     assert [(cause.kind, cause.place.process) for cause in found] == [("busy", 2)]
 
 

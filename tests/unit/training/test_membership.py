@@ -80,7 +80,7 @@ class World:
     ) -> None:
         self.chance, self.core, self.goal, self.doubt = random.Random(seed), core, goal, doubt
         self.slow = slow  # copies of neighbours take a while
-        # What ranks are about to copy: the round that ordered it, and the states.
+        # The states that each rank is about to copy, with the round that ordered them.
         self.copies: dict[int, tuple[int, dict[tuple[int, int], tuple[int, ...]]]] = {}
         self.ranks: dict[int, Simulated] = {}
         self.tickets = 0

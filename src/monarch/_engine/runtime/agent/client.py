@@ -295,7 +295,7 @@ def _preloads() -> list[str]:
 
     `torch._dynamo` comes with the first optimizer and takes a second. A program that makes
     optimizers only in its actors can import it, and pays once. asyncio takes 20 ms and 3 MB;
-    programs whose actors are all sync do without it. What records and exports takes 30 ms.
+    programs whose actors are all sync do without it. The modules that record and export take 30 ms.
     """
     records = (HOOKS[name].partition(":")[0] for name in ("record", "export"))
     slow = ("numpy", "torch", "torch._dynamo", *records)

@@ -1,0 +1,28 @@
+"""Programs of a page, run as a reader runs them: each a script of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from monarch._engine.base.settings import KEYS
+
+__all__ = ["run_script"]
+
+_SETTINGS = {key.variable for key in KEYS.values()}
+"""Variables that change what programs print; an earlier test may have left one."""
+
+
+def run_script(script: Path, timeout: float) -> subprocess.CompletedProcess[str]:
+    """Run a script in its folder with this interpreter, and return how it ended."""
+    return subprocess.run(
+        [sys.executable, str(script)],
+        cwd=script.parent,
+        env={name: value for name, value in os.environ.items() if name not in _SETTINGS},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
