@@ -829,7 +829,15 @@ class Relay:
         self.relay = LogRelay(self.messages.append, "", "test")
         (out, self.out), (err, self.err) = os.pipe(), os.pipe()
         os.set_blocking(self.out, False)
-        options = {"ranked": True, "files": False, "file_limit": 0, "tail": 2, "follow": None}
+        options = {
+            "ranked": True,
+            "files": False,
+            "file_limit": 0,
+            "log_dir": "",
+            "run": "run",
+            "tail": 2,
+            "follow": None,
+        }
         self.relay.add(1, "wk-0", 0, options, (out, err))
 
     def configure(self, uids: list[int]) -> set[int]:

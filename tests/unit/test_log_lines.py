@@ -252,7 +252,7 @@ def test_log_files_are_rotated(tmp_path, monkeypatch):
     from monarch._output import files
 
     monkeypatch.setattr(files, "log_folder", lambda: str(tmp_path))
-    log = files.LogFiles("h", "run", limit=100)
+    log = files.RunFiles("h", "run", limit=100)
     for n in range(30):
         log.write(1, 3, [f"line {n:02d}", "x" * 20])
     found = sorted(path.name for path in tmp_path.iterdir())

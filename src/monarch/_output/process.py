@@ -10,7 +10,9 @@ Clients and procs load this module as they start, so it loads little: the printe
 from __future__ import annotations
 
 import functools
+import os
 import sys
+import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, cast
 
@@ -59,7 +61,8 @@ def capture_options(hosts: Iterable[str]) -> dict[str, Any] | None:
     unset = settings.origin("enable_log_forwarding") == "default"
     forwarding = settings.enable_log_forwarding or (shell is not None and unset)
     files = settings.enable_file_capture and settings.force_file_log
-    captured = bool(forwarding or files or settings.tail_log_lines)
+    log_dir = os.path.abspath(settings.log_dir) if settings.log_dir else ""
+    captured = bool(forwarding or files or log_dir or settings.tail_log_lines)
     follow = None
     if unset and settings.log_forwarding_rate and any(host != HOME for host in hosts):
         follow = _follow()
@@ -75,9 +78,22 @@ def capture_options(hosts: Iterable[str]) -> dict[str, Any] | None:
         "files": files,
         "file_limit": settings.log_file_limit,
         "follow": follow,
+        "log_dir": log_dir,
+        "run": _run(),
         "ranked": settings.prefix_with_rank,
         "tail": settings.tail_log_lines,
     }
+
+
+@functools.cache
+def _run() -> str:
+    """Return a name of this run: that of the script's log directory. It sorts by time."""
+    proc = current_proc()
+    logs: dict[str, Any] | None = None if proc is None else proc.spec.get("logs")
+    if logs is not None:  # this process is a proc itself
+        return cast("str", logs["run"])
+    script = os.path.splitext(os.path.basename(sys.argv[0]))[0].lstrip("-") or "python"
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{script}-{os.getpid()}"
 
 
 def _follow() -> dict[str, Any]:

@@ -9,7 +9,7 @@ two pipes. Their content goes to
 - both, while the proc is *followed*: from its start, if its host writes to other files than the
   client does, until `configure`. Then the client gets a limited number of lines a second
   (`RateLimit`), and a line that says how many were left out. Following never slows a proc down;
-- the log files of this host, if asked for (`LogFiles`);
+- the log files of this host, if asked for (`RunFiles`, `LogFile`);
 - the tail: the last lines, for the report of a failure.
 
 The relay has its own thread because writing to a terminal can block, and the agent's thread must
@@ -41,9 +41,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from monarch._output.files import LogFiles
+from monarch._output.files import LogFile, RunFiles, open_proc_file
 from monarch._output.lines import LineSplitter, RateLimit, Tail
-from monarch._spi import Reactor
+from monarch._spi import Reactor, settings
 
 __all__ = ["LogRelay"]
 
@@ -58,6 +58,7 @@ class _Source:
     """A captured proc."""
 
     __slots__ = (
+        "file",
         "file_limit",
         "follow",
         "group",
@@ -79,6 +80,12 @@ class _Source:
         self.remembers: bool = options["tail"] > 0
         self.to_files: bool = options["files"]
         self.file_limit: int = options["file_limit"]
+        folder = options["log_dir"] or settings.log_dir  # the script's, or that of this host
+        self.file: LogFile | None = None  # of this proc
+        if folder:
+            self.file = open_proc_file(
+                os.path.abspath(folder), options["run"], label, self.file_limit
+            )
         # The rate limit of a proc that is followed; None: it streams as fast as the client prints.
         follow = options["follow"]
         self.follow: RateLimit | None = None if follow is None else RateLimit(follow["rate"])
@@ -117,7 +124,7 @@ class LogRelay:
         self._agent = agent
         self._host = socket.gethostname()
         self._run = run
-        self._files: LogFiles | None = None
+        self._files: RunFiles | None = None
         self._sources: dict[int, _Source] = {}
         self._open: set[_Stream] = set()
         self._held: list[_Stream] = []  # not read until the client has caught up
@@ -137,8 +144,9 @@ class LogRelay:
     ) -> None:
         """Read the output of proc `uid` from the pipes `fds` (stdout, stderr), which become ours.
 
-        `options`: ``ranked`` (lines show the rank), ``files`` (write them to files), ``tail`` (how
-        many lines to remember).
+        `options`: ``ranked`` (lines show the rank), ``files`` (write them to the files of the run),
+        ``log_dir`` and ``run`` (where the proc's own file is), ``tail`` (how many lines to
+        remember).
         """
         source = _Source(label, rank, options)
         source.streams = [_Stream(source, n, fd) for n, fd in zip((_OUT, _ERR), fds, strict=True)]
@@ -205,7 +213,7 @@ class LogRelay:
         source = stream.source
         if not source.streaming or source.follow is not None:
             self._tee(stream.number, data)
-        if source.streaming or source.to_files or source.remembers:
+        if source.streaming or source.to_files or source.remembers or source.file is not None:
             self._deliver(stream, stream.splitter.feed(data))
         return len(data)
 
@@ -225,6 +233,9 @@ class LogRelay:
         os.close(stream.fd)
         stream.fd = -1
         self._open.discard(stream)
+        file = stream.source.file
+        if file is not None and self._open.isdisjoint(stream.source.streams):
+            file.close()
         if self._ending is not None and not self._open:
             self._ending.set()
 
@@ -235,8 +246,10 @@ class LogRelay:
         source.tail.extend(lines)
         if source.to_files:
             if self._files is None:
-                self._files = LogFiles(self._host, self._run, source.file_limit)
+                self._files = RunFiles(self._host, self._run, source.file_limit)
             self._files.write(stream.number, source.rank, lines)
+        if source.file is not None:
+            source.file.write(lines)
         if source.streaming:
             if source.follow is not None:
                 lines = self._limited(source, stream.number, lines)

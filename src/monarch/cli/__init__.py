@@ -27,7 +27,7 @@ _COMMANDS = {
     "shell": ("jobs", "an interactive shell on one of its hosts"),
     "kill": ("jobs", "end the job and everything on its hosts"),
     "status": ("status", "how the job of this directory is: since when, its users, its hosts"),
-    "logs": ("status", "the output of its hosts"),
+    "logs": ("logs", "the output of its hosts, and of each process on them"),
     "why": ("why", "what a running script does: which actor is busy where, which waits"),
     "top": ("top", "the same on one screen, again and again: busy actors first, CPU, memory"),
     "tui": ("tui", "its hosts, processes and actors as a tree in the terminal, kept up to date"),
@@ -100,7 +100,7 @@ def execute(words: Sequence[str]) -> int:
 def run_command(name: str, options: argparse.Namespace) -> int:
     """Run a command with its parsed options. Return its exit status, and raise its errors."""
     # Modules of this directory define the jobs.
-    if _COMMANDS[name][0] in ("jobs", "status", "run"):
+    if _COMMANDS[name][0] in ("jobs", "status", "logs", "run"):
         from monarch._spi import with_folder, working_directory
 
         sys.path[:] = with_folder(sys.path, working_directory())

@@ -1,19 +1,14 @@
-"""``monarch status``, ``logs``, ``ps`` and ``gc``: how jobs are, and what is left of them."""
+"""``monarch status``, ``ps`` and ``gc``: how jobs are, and what is left of them."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import sys
-import threading
 import time
-from typing import IO, Any
+from typing import Any
 
-__all__ = ["add_gc", "add_logs", "add_ps", "add_status"]
-
-_PAUSE = 0.2  # seconds between two looks at a log
-_CHUNK = 1 << 16
+__all__ = ["add_gc", "add_ps", "add_status", "saved"]
 
 
 def add_status(parser: argparse.ArgumentParser) -> None:
@@ -28,23 +23,6 @@ Shows since when the job runs, which scripts use it, and which of its hosts run.
 """
     parser.add_argument("context", nargs="?", help="default: the active context")
     parser.set_defaults(run=_status)
-
-
-def add_logs(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``monarch logs``."""
-    parser.epilog = """\
-examples:
-  monarch logs                    the output of all hosts
-  monarch logs -f --rank 0        of the first host, as it comes, until the host ends
-  monarch logs --mesh trainers    of one mesh
-
-The output is that of the hosts and of all processes on them. Hosts of other machines may keep it
-there; the command then says where. Of a ProcessJob, the last 64 to 128 MiB of each host are kept.
-"""
-    parser.add_argument("-f", "--follow", action="store_true", help="wait for more output")
-    parser.add_argument("--mesh", metavar="NAME", help="only hosts of this mesh")
-    parser.add_argument("--rank", metavar="N", type=int, help="only the host of this rank")
-    parser.set_defaults(run=_logs)
 
 
 def add_ps(parser: argparse.ArgumentParser) -> None:
@@ -75,7 +53,7 @@ freed with the last of them.)
 # -- the commands ------------------------------------------------------------------------------
 
 
-def _saved(name: str | None) -> tuple[str, Any]:
+def saved(name: str | None) -> tuple[str, Any]:
     """Return the context and its running job. Raises FileNotFoundError if none runs."""
     from monarch.job import DEFAULT_JOB_PATH, job_load
     from monarch.job.current import active_context, state_file
@@ -96,7 +74,7 @@ def _saved(name: str | None) -> tuple[str, Any]:
 def _status(options: argparse.Namespace) -> int:
     from monarch.job.users import users
 
-    context, job = _saved(options.context)
+    context, job = saved(options.context)
     since = "" if job._since is None else f", since {_when(job._since)}"
     print(f"context {context}: {type(job).__name__} {job.apply_id}{since}")
     using = users(job._folder)
@@ -112,74 +90,6 @@ def _status(options: argparse.Namespace) -> int:
         print(f"  hosts: {'running' if job._is_running() else 'not running'}")
         return 0 if job._is_running() else 1
     return 1 if any(one.healthy is False for one in states) else 0
-
-
-def _logs(options: argparse.Namespace) -> int:
-    _, job = _saved(None)
-    states = job._host_states()
-    chosen = [
-        one
-        for one in states
-        if (options.mesh in (None, one.mesh)) and (options.rank in (None, one.rank))
-    ]
-    if not chosen:
-        known = ", ".join(f"{one.mesh} {one.rank}" for one in states)
-        kind = type(job).__name__
-        raise ValueError(
-            f"there is no such host; there are: {known}"
-            if known
-            else f"the hosts of a {kind} keep no output that this command could find"
-        )
-    away = [one for one in chosen if not one.log]
-    for one in away:
-        where = one.elsewhere or "on that host"
-        print(f"monarch: the output of {one.mesh} {one.rank} is {where}", file=sys.stderr)
-    tails = [_Tail(one, len(chosen) > 1) for one in chosen if one.log]
-    pause = threading.Event()
-    while tails:
-        ended = not any(one.healthy for one in job._host_states())  # before the last look
-        for tail in tails:
-            tail.show(last=ended or not options.follow)
-        if ended or not options.follow:
-            break
-        pause.wait(_PAUSE)
-    return 1 if away and not tails else 0
-
-
-class _Tail:
-    """Shows the output of a host as it grows, also after the log was rotated."""
-
-    def __init__(self, host: Any, named: bool) -> None:
-        from monarch.job.host_log import former
-
-        self._path: str = host.log
-        self._head = f"[{host.mesh} {host.rank}] " if named else ""
-        self._at = 0
-        self._rest = b""
-        with contextlib.suppress(FileNotFoundError), open(former(self._path), "rb") as file:
-            self._print(file, last=False)
-
-    def show(self, *, last: bool) -> None:
-        """Show what is new; with `last`, an unfinished line as well."""
-        with contextlib.suppress(FileNotFoundError), open(self._path, "rb") as file:
-            if os.fstat(file.fileno()).st_size < self._at:  # emptied meanwhile
-                self._at = 0
-            file.seek(self._at)
-            self._print(file, last=last)
-            self._at = file.tell()
-
-    def _print(self, file: IO[bytes], *, last: bool) -> None:
-        while data := file.read(_CHUNK):
-            *lines, self._rest = (self._rest + data).split(b"\n")
-            for line in lines:
-                self._write(line)
-        if last and self._rest:
-            self._write(self._rest)
-            self._rest = b""
-        sys.stdout.flush()
-
-    def _write(self, line: bytes) -> None:
-        sys.stdout.write(f"{self._head}{line.decode(errors='replace')}\n")
 
 
 def _ps(_options: argparse.Namespace) -> int:

@@ -25,6 +25,7 @@ __all__ = [
     "make_folder",
     "note",
     "noted",
+    "proc_logs",
     "remove_folder",
     "remove_stale",
     "secret_file",
@@ -116,6 +117,11 @@ def noted(folder: str, name: str) -> str:
 def log_file(folder: str, number: int) -> str:
     """Return the path of a host's output."""
     return os.path.join(folder, f"{number}.log")
+
+
+def proc_logs(folder: str) -> str:
+    """Return the directory with the output of each process on the job's hosts."""
+    return os.path.join(folder, "logs")
 
 
 def last_words(folder: str, number: int) -> str:

@@ -44,6 +44,7 @@ from monarch.job.folder import (
     lock_of,
     log_file,
     make_folder,
+    proc_logs,
     remove_folder,
     remove_stale,
     secret_file,
@@ -193,6 +194,7 @@ class ProcessJob(JobTrait):
         line, theirs = lifeline.add(self._folder)
         fds = [theirs.fileno(), *lock_of(self._folder)]
         environ = {
+            "MONARCH_LOG_DIR": proc_logs(self._folder),
             **os.environ,
             **self._env,
             "HYPERACTOR_PROCESS_NAME": name,
@@ -300,6 +302,10 @@ class ProcessJob(JobTrait):
             )
             for n, (mesh, rank, process) in enumerate(hosts)
         ]
+
+    def _proc_logs(self) -> str:
+        variable = "MONARCH_LOG_DIR"
+        return self._env.get(variable) or os.environ.get(variable) or proc_logs(self._folder)
 
     def _dead(self) -> list[tuple[int, str, OsProcess]]:
         hosts = [(mesh, process) for mesh, hosts in self._hosts.items() for _, process in hosts]

@@ -295,6 +295,10 @@ class JobTrait(ABC):
         """Return how each host is, for ``monarch status`` and ``logs``; none if unknown."""
         return []
 
+    def _proc_logs(self) -> str:
+        """Return the directory on this machine with the output of each process; empty: none."""
+        return ""
+
     def _add_component(self, component: Component) -> None:
         """Add a component. It replaces one of the same class, unless that allows several."""
         kept = [

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -144,11 +146,11 @@ def test_status_and_logs_and_what_is_left(described: Path) -> None:
     # The output of a host, and of what actors print there without a script that reads it.
     with Path(job._folder, "1.log").open("a") as file:
         file.write("first\nsecond")
-    assert "first\nsecond\n" in said("logs", "--mesh", "a", "--rank", "1")
+    assert "first\nsecond\n" in said("logs", "--mesh", "a", "--host", "1")
     assert "[a 1] second\n" in said("logs")
-    assert "there is no such host; there are: a 0, a 1, b 0" in failed("logs", "--rank", "7")
+    assert "there is no such host; there are: a 0, a 1, b 0" in failed("logs", "--host", "7")
     following = subprocess.Popen(
-        [MONARCH, "logs", "-f", "--mesh", "a", "--rank", "1"],
+        [MONARCH, "logs", "-f", "--mesh", "a", "--host", "1"],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -169,6 +171,104 @@ def test_status_and_logs_and_what_is_left(described: Path) -> None:
         following.stdout.read()
     assert following.wait(WAIT) == 0
     assert job._folder not in said("ps")
+
+
+SPEAKERS = """
+import sys
+from monarch.actor import Actor, current_rank, endpoint, this_host
+from monarch.job import ProcessJob
+
+class Speaker(Actor):
+    @endpoint
+    def say(self, text):
+        print(current_rank().rank, text)
+        print("error", current_rank().rank, file=sys.stderr)
+
+job = ProcessJob({"a": 2})
+hosts = job.state().a
+procs = hosts.spawn_procs({"gpus": 2}, name="workers")
+speakers = procs.spawn("speakers", Speaker)
+speakers.say.call("begins").get()
+print("spoke", flush=True)
+sys.stdin.readline()
+speakers.say.call("ends").get()
+procs.stop().get()
+last = {"job": hosts, "here": this_host()}[sys.argv[1]].spawn_procs({"gpus": 1}, name="workers")
+last.spawn("speakers", Speaker).say.call("again").get()
+if sys.argv[1] == "here":
+    job.kill()
+"""
+
+
+def test_the_output_of_one_rank(directory: Path) -> None:
+    """Each process of a job has a file; `logs` follows some of them until the job ends."""
+    script = subprocess.Popen(
+        [sys.executable, "-c", SPEAKERS, "job"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert script.stdin is not None
+        assert script.stdout is not None
+        while script.stdout.readline() != "spoke\n":
+            assert script.poll() is None
+        following = subprocess.Popen(
+            [MONARCH, "logs", "-f", "--rank", "3"], stdout=subprocess.PIPE, text=True
+        )
+        assert following.stdout is not None
+        with following.stdout:
+            assert sorted(following.stdout.readline() for _ in range(2)) == [
+                "3 begins\n",
+                "error 3\n",
+            ]
+            script.stdin.close()  # the script goes on
+            assert sorted(following.stdout.readline() for _ in range(2)) == [
+                "3 ends\n",
+                "error 3\n",
+            ]
+            script.stdout.read()
+            assert script.wait(WAIT) == 0
+            lines = said("logs", "--proc", "workers").splitlines()
+            assert "[workers-2] 2 begins" in lines
+            assert lines.count("[workers-0] error 0") == 3
+            assert "[workers-1] 1 again" in lines
+            assert said("logs", "--rank", "2") == "2 begins\nerror 2\n2 ends\nerror 2\n"
+            assert (
+                "the last script has no process rank 9 of 'workers'; it has: workers-0, workers-1"
+                in failed("logs", "--rank", "9", "--proc", "workers")
+            )
+            assert "give one kind" in failed("logs", "--rank", "1", "--mesh", "a")
+            said("kill")
+            assert following.stdout.read() == ""
+        assert following.wait(WAIT) == 0
+    finally:
+        script.kill()
+        with script:  # closes its streams
+            pass
+        monarch("kill")
+
+
+def test_a_directory_that_outlives_the_job(directory: Path) -> None:
+    """With `log_dir` each process of this machine and of a job's hosts has a file there."""
+    assert "there is no output of processes in runs" in failed("logs", "--dir", "runs")
+    subprocess.run(
+        [sys.executable, "-c", SPEAKERS, "here"],
+        env={**os.environ, "MONARCH_LOG_DIR": "runs"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        check=True,
+        timeout=WAIT,
+    )
+    (run,) = (directory / "runs").iterdir()
+    assert sorted(path.name for path in run.iterdir()) == [
+        "workers-0.2.log",
+        *(f"workers-{rank}.log" for rank in range(4)),
+    ]
+    assert stat.S_IMODE(run.stat().st_mode) == 0o700
+    assert (run / "workers-0.2.log").read_text().splitlines() == ["0 again", "error 0"]
+    assert said("logs", "--dir", "runs", "--rank", "1") == "1 begins\nerror 1\n1 ends\nerror 1\n"
 
 
 def test_contexts_have_jobs_of_their_own(described: Path) -> None:

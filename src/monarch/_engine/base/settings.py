@@ -336,6 +336,7 @@ class Settings:
     default_transport = _transport(ChannelTransport.Unix, "HYPERACTOR_MESH_DEFAULT_TRANSPORT", "how hosts are reached; see enable_transport")
     enable_log_forwarding = _boolean(False, "HYPERACTOR_MESH_ENABLE_LOG_FORWARDING", "send the output of procs to the client")
     log_forwarding_rate = _integer(100, "MONARCH_LOG_FORWARDING_RATE", "lines a second of each proc of another host that reach the client by default; 0: none")
+    log_dir = _text("", "MONARCH_LOG_DIR", "a directory that gets a file for each proc of a run, on the hosts where they are; empty: none, but for hosts of a ProcessJob")
     log_file_limit = _integer(64 * 2**20, "MONARCH_LOG_FILE_LIMIT", "bytes of a log file at which a new one is begun; the last three are kept; 0: no limit")
     enable_file_capture = _boolean(False, "HYPERACTOR_MESH_ENABLE_FILE_CAPTURE", "write the output of procs to files")
     tail_log_lines = _integer(0, "HYPERACTOR_MESH_TAIL_LOG_LINES", "last lines of a proc's output to keep for failure reports")
