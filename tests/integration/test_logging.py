@@ -653,15 +653,16 @@ def test_in_ipython_capture_is_on_and_cells_flush(program: Run) -> None:
         clear_runtime_config()
         hooks = []
         shell = types.SimpleNamespace(
-            events=types.SimpleNamespace(register=lambda name, hook: hooks.append((name, hook)))
+            events=types.SimpleNamespace(register=lambda name, hook: hooks.append((name, hook))),
+            custom_exceptions=(ValueError,),  # the program's own
         )
         sys.modules["IPython"] = types.SimpleNamespace(get_ipython=lambda: shell)
         procs = this_host().spawn_procs()
         talks = procs.spawn("talks", Talks)
         option(procs, stream_to_client=True, aggregate_window_sec=1000)
         talks.say.call("hello").get()
-        ((name, hook),) = hooks
-        assert name == "post_run_cell"
+        assert [name for name, _ in hooks] == ["pre_run_cell", "post_run_cell"]
+        hook = hooks[1][1]
         hook(object())
         print("end of cell", flush=True)
         procs.stop().get()
@@ -835,6 +836,7 @@ class Relay:
             "file_limit": 0,
             "log_dir": "",
             "run": "run",
+            "streaming": False,
             "tail": 2,
             "follow": None,
         }

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from monarch._output.log_level import set_level
-from monarch._output.notebook import current_shell, flush_after_cells
+from monarch._output.notebook import attend, current_shell
 from monarch._spi import (
     RAISED,
     VALUE,
@@ -256,7 +256,7 @@ class LoggingManager:
         """In IPython, flush after every cell from now on; does nothing elsewhere."""
         shell = current_shell()
         if shell is not None:
-            flush_after_cells(shell, flush_all_proc_mesh_logs)
+            attend(shell, flush_all_proc_mesh_logs)
 
 
 LoggingManager.__module__ = "monarch._src.actor.logging"

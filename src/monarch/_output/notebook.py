@@ -1,14 +1,31 @@
-"""Notebooks and other IPython shells: output is flushed after every cell."""
+"""Notebooks and other IPython shells: what each needs once processes are spawned in it.
+
+- Output is flushed after every cell, and printed as output of the cell that runs or ran last, so it
+  is under the cell whose calls printed it. A kernel by itself would assign what another thread
+  prints to the cell that started the thread, and what comes by a descriptor to none.
+- An interrupt reaches a cell that awaits one answer: a kernel notices an interrupt when its event
+  loop wakes up, so the loop wakes up from time to time while a cell runs.
+- ``.get()`` in a cell is not warned of: it blocks the kernel's loop, as any cell does that waits.
+- The traceback of an error shows the frames of the program, without those of this package.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import os
 import sys
+import warnings
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any
 
-__all__ = ["current_shell", "flush_after_cells"]
+__all__ = ["attend", "current_shell", "is_kernel", "under_cell"]
 
-_shells: list[Any] = []  # the shells that flush
+_WAKE_UP = 0.2  # seconds
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+_attended: list[Any] = []  # shells
+_cell: Any = None  # the request of the cell that runs, or ran last
 
 
 def current_shell() -> Any:
@@ -17,12 +34,92 @@ def current_shell() -> Any:
     return None if module is None else module.get_ipython()
 
 
-def flush_after_cells(shell: Any, flush: Callable[[], None]) -> None:
-    """Call `flush()` after every cell of a shell from now on. A second call has no effect."""
+def is_kernel(shell: Any) -> bool:
+    """Whether a shell is a kernel, whose cells have outputs of their own; a terminal is none."""
+    return hasattr(shell, "kernel")
+
+
+def under_cell(out: Any) -> None:
+    """Have what is written to a stream now appear as output of the cell that runs or ran last."""
+    if _cell is not None and hasattr(out, "set_parent"):  # not if the program has replaced it
+        out.set_parent(_cell)
+
+
+def attend(shell: Any, flush: Callable[[], None]) -> None:
+    """Do from now on what a shell needs; call `flush()` after each cell. Again: no effect."""
+    if shell in _attended:
+        return
+    _attended.append(shell)
+    wake_ups = _WakeUps()
+
+    def before_cell(*_info: object) -> None:
+        global _cell
+        if is_kernel(shell):
+            _cell = shell.kernel.get_parent("shell")
+        wake_ups.begin()
 
     def after_cell(_result: object) -> None:
+        wake_ups.end()
         flush()
 
-    if shell not in _shells:
-        _shells.append(shell)
-        shell.events.register("post_run_cell", after_cell)
+    before_cell()  # this one
+    shell.events.register("pre_run_cell", before_cell)
+    shell.events.register("post_run_cell", after_cell)
+    if not shell.custom_exceptions:  # the program has not set its own
+        shell.set_custom_exc((Exception, KeyboardInterrupt, asyncio.CancelledError), _show_error)
+    warnings.filterwarnings(
+        "ignore",
+        r"Future\.get\(\) was called from within an active event loop",
+        UserWarning,
+        "__main__",
+    )
+
+
+class _WakeUps:
+    """Wakes up the event loop on which cells run, while one runs."""
+
+    def __init__(self) -> None:
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        """Begin, if this is called on an event loop; a terminal has none."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        self.end()
+
+        def again() -> None:
+            self._timer = loop.call_later(_WAKE_UP, again)
+
+        again()
+
+    def end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def _show_error(
+    shell: Any, kind: type[BaseException], error: BaseException, trace: Any, tb_offset: Any = None
+) -> list[str]:
+    """Show an error as the shell does, without the frames of this package."""
+    lines: list[str] = shell.InteractiveTB.structured_traceback(
+        kind, error, _own_frames(trace), tb_offset=tb_offset
+    )
+    shell._showtraceback(kind, error, lines)
+    return lines
+
+
+def _own_frames(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without the frames of this package; the whole if it has no others."""
+    kept: list[TracebackType] = []
+    each = trace
+    while each is not None:
+        if not each.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+            kept.append(each)
+        each = each.tb_next
+    found: TracebackType | None = None
+    for one in reversed(kept):
+        found = TracebackType(found, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return found or trace

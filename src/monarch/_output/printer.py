@@ -139,6 +139,10 @@ class LogPrinter:
         out = getattr(sys, _NAMES[number])
         if out is None:
             return
+        if "ipykernel" in sys.modules:
+            from monarch._output.notebook import under_cell
+
+            under_cell(out)
         try:
             try:
                 out.write(text)

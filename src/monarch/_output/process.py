@@ -53,12 +53,13 @@ def capture_options(hosts: Iterable[str]) -> dict[str, Any] | None:
 
     This is the hook of the same name. `hosts`: where the procs are spawned.
     """
-    shell = None
+    unset = settings.origin("enable_log_forwarding") == "default"
+    shell, streaming = None, False
     if "IPython" in sys.modules:
-        from monarch._output.notebook import current_shell
+        from monarch._output.notebook import current_shell, is_kernel
 
         shell = current_shell()
-    unset = settings.origin("enable_log_forwarding") == "default"
+        streaming = unset and is_kernel(shell)  # otherwise output is under no cell
     forwarding = settings.enable_log_forwarding or (shell is not None and unset)
     files = settings.enable_file_capture and settings.force_file_log
     log_dir = os.path.abspath(settings.log_dir) if settings.log_dir else ""
@@ -70,9 +71,9 @@ def capture_options(hosts: Iterable[str]) -> dict[str, Any] | None:
         return None
     if shell is not None:
         from monarch._output.logging_option import flush_all_proc_mesh_logs
-        from monarch._output.notebook import flush_after_cells
+        from monarch._output.notebook import attend
 
-        flush_after_cells(shell, flush_all_proc_mesh_logs)
+        attend(shell, flush_all_proc_mesh_logs)
     return {
         "captured": captured,
         "files": files,
@@ -80,6 +81,7 @@ def capture_options(hosts: Iterable[str]) -> dict[str, Any] | None:
         "follow": follow,
         "log_dir": log_dir,
         "run": _run(),
+        "streaming": streaming,
         "ranked": settings.prefix_with_rank,
         "tail": settings.tail_log_lines,
     }

@@ -88,9 +88,10 @@ class _Source:
             )
         # The rate limit of a proc that is followed; None: it streams as fast as the client prints.
         follow = options["follow"]
-        self.follow: RateLimit | None = None if follow is None else RateLimit(follow["rate"])
+        pace = options["streaming"]
+        self.follow = None if pace or follow is None else RateLimit(follow["rate"])
         self.left_out = 0  # lines, since the last one that was sent
-        self.streaming = follow is not None
+        self.streaming: bool = pace or follow is not None
         self.group = 0  # the procs whose lines are aggregated together
         self.window: int | None = None
         self.streams: list[_Stream] = []
@@ -145,8 +146,8 @@ class LogRelay:
         """Read the output of proc `uid` from the pipes `fds` (stdout, stderr), which become ours.
 
         `options`: ``ranked`` (lines show the rank), ``files`` (write them to the files of the run),
-        ``log_dir`` and ``run`` (where the proc's own file is), ``tail`` (how many lines to
-        remember).
+        ``log_dir`` and ``run`` (where the proc's own file is), ``streaming`` (from the
+        start), ``tail`` (how many lines to remember).
         """
         source = _Source(label, rank, options)
         source.streams = [_Stream(source, n, fd) for n, fd in zip((_OUT, _ERR), fds, strict=True)]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["HOOKS", "LATE", "TRACE", "find", "hook"]
+__all__ = ["HOOKS", "LATE", "TRACE", "find", "hook", "picture"]
 
 LATE = "\0late"
 """A keyword argument that marks a call whose arguments have stand-ins for values to come."""
@@ -42,6 +42,7 @@ HOOKS = {
     "record": "monarch._observer.switch:record",
     "save_handle": "monarch._failover.handles:save",
     "search_deadlocks": "monarch._deadlock.watch:Watch",
+    "mesh_html": "monarch._display.html:mesh_html",
     "open_door": "monarch._diagnosis.door:open_door",
     "serve_output": "monarch._output.process:serve",
     "shield_successor": "monarch._restarts.epoch_barrier:EpochBarrier",
@@ -74,3 +75,9 @@ def find(name: str) -> Callable[..., Any] | None:
         if error.name != package:  # the feature is there, and lacks something itself
             raise
         return None
+
+
+def picture(mesh: Any) -> str | None:
+    """Return what a notebook shows of a mesh, as HTML; None without the feature."""
+    draw = find("mesh_html")
+    return None if draw is None else draw(mesh)

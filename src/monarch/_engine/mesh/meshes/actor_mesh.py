@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from monarch._engine.base import instrument
 from monarch._engine.base.errors import PayloadTooLarge, SupervisionError
 from monarch._engine.base.failure import Failure
+from monarch._engine.base.features import picture
 from monarch._engine.base.identity import normalize_label, to_base58
 from monarch._engine.mesh.call.context import Instance, context
 from monarch._engine.mesh.call.endpoint import ActorEndpoint, NotAnEndpoint
@@ -246,6 +247,8 @@ class ActorMesh(MeshTrait):
         """Return what identifies the actors and their shape, for comparisons."""
         procs = self._proc_mesh._uids()
         return self._uid, self.extent, tuple([procs[rank] for rank in self._shape.ranks()])
+
+    _repr_html_ = picture
 
     def __repr__(self) -> str:
         name = _label(self._mesh_name, self._uid)  # as reports of failures name it

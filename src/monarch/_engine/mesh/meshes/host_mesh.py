@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from monarch._engine.base import instrument
 from monarch._engine.base.bootstrap_command import BootstrapCommand
-from monarch._engine.base.features import find, hook
+from monarch._engine.base.features import find, hook, picture
 from monarch._engine.base.home import HOME
 from monarch._engine.base.identity import normalize_label
 from monarch._engine.base.settings import settings
@@ -373,6 +373,8 @@ class HostMesh(MeshTrait):
     def _key(self) -> tuple[Any, ...]:
         """Return what identifies the hosts and their shape, for comparisons."""
         return self.extent, self._python, tuple(self._names())
+
+    _repr_html_ = picture
 
     def __repr__(self) -> str:
         return f"<HostMesh {self.extent}>"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar
 
 from monarch._engine.base.errors import SupervisionError
 from monarch._engine.base.failure import Failure
-from monarch._engine.base.features import hook
+from monarch._engine.base.features import hook, picture
 from monarch._engine.base.home import HOME
 from monarch._engine.base.settings import settings
 from monarch._engine.mesh.call.context import Instance, context
@@ -370,6 +370,8 @@ class ProcMesh(MeshTrait):
     def _key(self) -> tuple[Any, ...]:
         """Return what identifies the processes and their shape, for comparisons."""
         return self.extent, tuple(self._uids())
+
+    _repr_html_ = picture
 
     def __repr__(self) -> str:
         return f"<ProcMesh {self._proc_name} {self.extent}>"

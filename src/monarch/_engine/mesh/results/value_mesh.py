@@ -11,6 +11,7 @@ from collections.abc import Generator, Iterable, Iterator
 from typing import Any, Generic, NoReturn, TypeVar, cast
 
 from monarch._engine.base.errors import ActorError
+from monarch._engine.base.features import picture
 from monarch._engine.runtime.proc.body import decode_body, unreadable
 from monarch._engine.shapes import MeshTrait, Point, Shape, Slice
 from monarch._engine.shapes.point import point_of
@@ -261,6 +262,8 @@ class ValueMesh(MeshTrait, Generic[R_co]):
         if failed:
             return _rebuild_partial, (self._shape, self.values(), failed)
         return ValueMesh, (self._shape, cells)
+
+    _repr_html_ = picture
 
     def __repr__(self) -> str:
         import pprint
