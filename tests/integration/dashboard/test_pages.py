@@ -8,6 +8,7 @@ import pytest
 
 from monarch._dashboard.cluster import Cluster
 from monarch._dashboard.demo import Demo
+from tests.axe import violations
 from tests.integration.dashboard.conftest import Browser
 
 PAGES = {
@@ -216,3 +217,23 @@ def test_waits_are_condensed_and_layered_and_circles_found(browser: Browser, dem
     found = browser.driver.execute_async_script(LAYERS)
     assert {"x", "y"} == {name for name, _ in found["circles"]}
     assert found["parts"] == [[["ab"], ["c"], ["d"]], [["x"], ["y"]]]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1280])
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_keeps_the_rules_of_accessibility(
+    browser: Browser, demo: Demo, page: str, width: int, theme: str
+):
+    browser.size(width)
+    browser.open(f"{demo.url}#/{page}")
+    browser.run("document.documentElement.dataset.theme = arguments[0]", theme)
+    browser.until_text(PAGES[page], "main")
+    browser.until_text("The script waits", "#now")
+    assert violations(browser.driver) == []
+
+
+def test_the_details_of_an_actor_keep_the_rules_of_accessibility(browser: Browser, demo: Demo):
+    browser.open(f"{demo.url}#/meshes?actor=trainers:29")
+    browser.until_text("all_reduce()", "#drawer")
+    assert violations(browser.driver) == []

@@ -110,9 +110,10 @@ function box(group, [x, y], roots, later) {
   const name = node.kind === "script" ? "the script" : many ? `${node.mesh} × ${number(group.nodes.length)}` : found ? rankName(found[0], node.rank) : node.label;
   const second = node.kind === "script" ? node.place.split(" at ")[0] : many ? `ranks ${ranges(group.nodes.map((each) => each.rank))}` : node.endpoint && `${node.endpoint}()`;
   const age = group.age ? seconds(group.age + later) : "";
+  const lines = [cut(name, 28), cut(second || "", 34), `${stateNow(node)}${age && ` · ${age}`}`];
   const open = found && (() => change({ actor: actorKey(...found) }));
-  return h("g", { class: `node s-${stateNow(node)}${group.nodes.some((each) => roots.has(each.id)) ? " root" : ""}`, transform: `translate(${x} ${y})`, tabindex: open ? 0 : null, role: open ? "button" : null, onclick: open, onkeydown: open && ((event) => { if (event.key === "Enter") open(); }), "aria-label": `${name}, ${stateNow(node)}` },
+  return h("g", { class: `node s-${stateNow(node)}${group.nodes.some((each) => roots.has(each.id)) ? " root" : ""}`, transform: `translate(${x} ${y})`, tabindex: open ? 0 : null, role: open ? "button" : null, onclick: open, onkeydown: open && ((event) => { if (event.key === "Enter") open(); }) },
     h("title", null, [name, node.place].filter(Boolean).join("\n")),
     h("rect", { class: "box", width: WIDE, height: HIGH, rx: 6 }), h("rect", { class: "side", x: 0, y: 0, width: 5, height: HIGH, rx: 2 }),
-    h("text", { class: "name", x: 16, y: 22 }, cut(name, 28)), h("text", { x: 16, y: 39 }, cut(second || "", 34)), h("text", { x: 16, y: 54 }, `${stateNow(node)}${age && ` · ${age}`}`));
+    h("text", { class: "name", x: 16, y: 22 }, lines[0]), h("text", { x: 16, y: 39 }, lines[1]), h("text", { x: 16, y: 54 }, lines[2]));
 }
