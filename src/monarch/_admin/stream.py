@@ -151,8 +151,9 @@ class Stream:
                     yield self._event(kind, data)
             if self._task is None:
                 self._before = first
-                self._task = asyncio.get_running_loop().create_task(self._compare())
             while True:
+                if self._task is None:  # this is the first reader, or comparing has failed
+                    self._task = asyncio.get_running_loop().create_task(self._compare())
                 try:
                     text = await asyncio.wait_for(reader.queue.get(), _HEARTBEAT)
                 except asyncio.TimeoutError:

@@ -14,8 +14,8 @@ Invariants:
   has checked before that the file belongs to this user and that no other user can write it, as it
   does for the file that names the module of a spec. So a file may lead to the same modules as a
   spec, and to no other code.
-* Classes of values are never imported by name. A class declares itself (`savable`), and is known
-  once its module was imported, which the job's module does.
+* Of classes of values only those of this package are imported by name. Another class declares
+  itself (`savable`), and is known once its module was imported, which the job's module does.
 * An attribute that is no such value is an error when the job is saved, which names the attribute.
   A value of another type is never saved as something similar.
 
@@ -36,7 +36,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeGuard, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 __all__ = ["class_name", "decode", "encode", "find_class", "savable"]
 
@@ -48,12 +48,7 @@ _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _T = TypeVar("_T", bound=type)
 
 
-class _Savable(NamedTuple):
-    cls: type
-    fields: tuple[str, ...]
-
-
-_savable: dict[str, _Savable] = {}
+_savable: dict[type, tuple[str, ...]] = {}  # the names of the fields of each class
 
 
 def savable(cls: _T) -> _T:
@@ -76,7 +71,7 @@ def savable(cls: _T) -> _T:
         names = [name for name, field in fields.items() if field.init]
     if names is None:
         raise TypeError(f"{cls.__qualname__} is neither a NamedTuple nor a frozen dataclass")
-    _savable[class_name(cls)] = _Savable(cls, tuple(names))
+    _savable[cls] = tuple(names)
     return cls
 
 
@@ -164,9 +159,9 @@ def _plain(value: Any, is_job: Callable[[object], bool], where: str) -> Any:
                 raise _CannotSave(where, f"its key {key!r} is no str")
         pairs = {key: _plain(one, is_job, f"{where}[{key!r}]") for key, one in value.items()}
         return {"$dict": pairs} if any(key.startswith("$") for key in pairs) else pairs
-    known = _savable.get(class_name(kind))
-    if known is not None and known.cls is kind:
-        pairs = {n: _plain(getattr(value, n), is_job, f"{where}.{n}") for n in known.fields}
+    fields = _savable.get(kind)
+    if fields is not None:
+        pairs = {n: _plain(getattr(value, n), is_job, f"{where}.{n}") for n in fields}
         return {"$value": class_name(kind), "fields": pairs}
     if is_job(value):
         return {"$job": _job(kind, value.__getstate__(), is_job, f"{where}.")}
@@ -258,18 +253,30 @@ def _value(value: Any, build: Callable[[type, dict[str, Any]], Any]) -> Any:
         return _built(content, build)
     fields = value.get("fields")
     if tag == "$value" and isinstance(content, str) and _is_object(fields):
-        known = _savable.get(content)
+        known = _savable_class(content)
         if known is None:
             raise ValueError(f"it has a value of {content}, which the module of its class lacks")
         given = {key: _value(one, build) for key, one in fields.items()}
         try:
-            return known.cls(**given)
+            return known(**given)
         except Exception as error:
             raise ValueError(f"its value of {content} does not fit that class: {error}") from error
     raise ValueError(f"it has a value {tag!r} that this release cannot read")
 
 
 # -- classes by name -----------------------------------------------------------------------------
+
+
+def _savable_class(name: str) -> type | None:
+    """Return a class of values; one of this package is loaded if it is not yet."""
+    # Names are looked up now, since a class may get the name of its façade when it is declared.
+    for cls in _savable:
+        if class_name(cls) == name:
+            return cls
+    if name.startswith("monarch."):
+        found = find_class(name)
+        return found if found in _savable else None
+    return None
 
 
 def find_class(name: str, script: str = "") -> type:

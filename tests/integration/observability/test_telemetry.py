@@ -272,7 +272,7 @@ def test_the_telemetry_of_a_job(run: Run) -> None:
     text = """
     from monarch.job import ProcessJob, TelemetryConfig
     job_ = ProcessJob({"hosts": 2}).enable_telemetry(retention_secs=60)
-    state = job_.state(cached_path=None)
+    state = job_.state()
     try:
         procs = state.hosts.spawn_procs({"gpus": 1})
         server = procs.slice(hosts=0).spawn("server", Server)

@@ -9,6 +9,8 @@ import json
 import os
 import pickle
 import re
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -89,6 +91,24 @@ def test_telemetry_is_described_once() -> None:
             LocalJob().enable_telemetry(**options)
     with pytest.raises(RuntimeError, match=r"is not active; call state"):
         job.telemetry_query_client()
+
+
+def test_components_are_saved_and_found_by_a_process_that_has_not_used_them() -> None:
+    job = (
+        ProcessJob({"a": 1}).enable_telemetry(retention_secs=60).enable_admin(admin_addr="[::1]:0")
+    )
+    saved = job.dumps()
+    assert job_loads(saved)._components == job._components
+    program = """
+import sys
+from monarch.job import job_loads
+
+print(job_loads(sys.stdin.buffer.read())._components)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=saved, capture_output=True, check=True, timeout=60
+    )
+    assert done.stdout.decode() == f"{job._components}\n"
 
 
 def test_a_process_is_not_mistaken_for_another_with_its_number() -> None:
