@@ -42,9 +42,9 @@ def _ranks(text: str) -> int:
 def _run(options: argparse.Namespace) -> int:
     if options.demo:
         return _demo(options.ranks, options.open)
-    from monarch._observer.places import wanted
+    from monarch.cli.observed import observed
 
-    place = wanted(options.pid)
+    place = observed(options.pid)
     if not place.dashboard_url:
         raise LookupError(
             f"script {place.pid} ({place.script}) serves no dashboard; call "

@@ -155,9 +155,9 @@ def _merge(paths: list[str], output: str, pid: int, start: int, overwrite: bool)
 def _telemetry(source: str | None) -> str:
     if source is not None and source.startswith(("http://", "https://")):
         return source
-    from monarch._observer.places import wanted
+    from monarch.cli.observed import observed
 
-    return wanted(_pid(source)).telemetry_url
+    return observed(_pid(source)).telemetry_url
 
 
 def _pid(source: str | None) -> int | None:

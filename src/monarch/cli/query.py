@@ -36,15 +36,15 @@ def add_query(parser: argparse.ArgumentParser) -> None:
 
 
 def _query(options: argparse.Namespace) -> int:
-    from monarch._observer.places import wanted
     from monarch._spi import parse_duration
     from monarch._store.client import QueryEngineClient
+    from monarch.cli.observed import observed
 
     timeout = parse_duration(options.timeout) / 1e9
     if timeout <= 0:
         raise ValueError(f"--timeout is a time such as 30s, not {options.timeout}")
     sql = _statement(options)
-    client = QueryEngineClient(wanted(options.pid).telemetry_url)
+    client = QueryEngineClient(observed(options.pid).telemetry_url)
     try:
         answer = client.query(sql, timeout)
     except urllib.error.HTTPError as error:

@@ -119,8 +119,9 @@ def show(
 def _address(
     addr: str | None, pid: int | None, port: int | None, token_file: str | None
 ) -> Address:
-    from monarch._observer.places import running, wanted
+    from monarch._observer.places import running
     from monarch._tui.client import address_of, read_token
+    from monarch.cli.observed import observed
 
     token = read_token(token_file) if token_file else os.environ.get(_TOKEN, "")
     if addr is not None:
@@ -130,7 +131,7 @@ def _address(
             tokens = [p.token for p in running() if urlsplit(p.admin_url).netloc == where]
             address = address._replace(token=tokens[0] if tokens else "")
         return address
-    place = wanted(pid)
+    place = observed(pid)
     if not place.admin_url:
         raise LookupError(
             f"script {place.pid} ({place.script}) serves no admin API; call job.enable_admin() in "

@@ -286,6 +286,27 @@ def test_the_telemetry_of_a_job(run: Run) -> None:
             time.sleep(0.1)
         again = job_.telemetry_query_client().query("SELECT count(*) AS n FROM messages")
         print(json.dumps([found, again["rows"][0]["n"] > 0, job_.state().telemetry_url[:17]]))
+        # The command line means this job's script, though another one records as well.
+        import subprocess
+        program = (
+            "import sys; from monarch.actor import this_host; "
+            "from monarch._observer.handle import observe; "
+            "this_host().spawn_procs().initialized.get(); observe().wait(); print(1); "
+            "sys.stdin.read()"
+        )
+        other = subprocess.Popen(
+            [sys.executable, "-uc", program], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, env={**os.environ, "MONARCH_TELEMETRY": "1"},
+        )
+        with other:
+            assert other.stdout.readline() == b"1\\n"
+            command = [sys.executable, "-m", "monarch.cli", "query"]
+            command += ["SELECT count(*) > 0 AS ours FROM meshes WHERE given_name = 'trainers'"]
+            done = subprocess.run(command, capture_output=True, text=True)
+            assert "several scripts" in subprocess.run(
+                command, capture_output=True, text=True, cwd="/"
+            ).stderr
+        assert "True" in done.stdout, done
     finally:
         job_.kill()
     """
