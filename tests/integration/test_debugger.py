@@ -28,6 +28,7 @@ from monarch.actor import (
     endpoint,
     this_host,
 )
+from monarch.config import configure, get_global_config
 
 RELEASE = object()
 STOPS_AT_CALL = sys.version_info >= (3, 13)
@@ -744,6 +745,81 @@ def test_a_rank_that_is_gone_leaves_no_session(controller, person, end):
     while controller.list.call_one(print_output=False).get(timeout=60):
         pass
     if end == "kill":
+        procs.stop().get(timeout=60)
+
+
+class Fragile(Actor):
+    @endpoint
+    def work(self, x):
+        secret = 7 * x
+        if x:
+            raise ValueError(f"of {x}")
+        return secret
+
+    @endpoint
+    def stops_twice(self):
+        breakpoint()
+        raise ValueError("after a breakpoint")
+
+
+class AsyncFragile(Actor):
+    @endpoint
+    async def work(self, x):
+        secret = 7 * x
+        await asyncio.sleep(0)
+        raise ValueError(f"of {secret // 7}")
+
+    @concurrent_endpoint
+    async def beside(self, x):
+        secret = 7 * x
+        await asyncio.sleep(0)
+        raise ValueError(f"of {secret // 7}")
+
+
+@pytest.fixture
+def with_postmortem():
+    before = get_global_config()["postmortem"]
+    configure(postmortem=True)
+    yield
+    configure(postmortem=before)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(Fragile, "work"), (AsyncFragile, "work"), (AsyncFragile, "beside")]
+)
+def test_a_failed_endpoint_waits_for_a_debugger(controller, person, with_postmortem, kind, name):
+    """The caller gets the error afterwards, and the actor lives on."""
+    procs = this_host().spawn_procs({"gpus": 1})
+    try:
+        fragile = procs.spawn("fragile", kind)
+        for x in (1, 2):
+            call = getattr(fragile, name).call_one(x)
+            (info,) = stopped(controller, 1)
+            assert (info.actor_name, info.function) == ("fragile", f"test_debugger.{name}")
+            person.ask("attach fragile 0", "(Pdb) ")
+            assert str(7 * x) in person.ask("p secret", "(Pdb) ")
+            assert "Detached" in person.ask("c")
+            with pytest.raises(ActorError, match=f"ValueError: of {x}"):
+                call.get(timeout=60)
+    finally:
+        procs.stop().get(timeout=60)
+
+
+def test_a_failure_is_shown_once_and_other_errors_are_not(controller, person, with_postmortem):
+    procs = this_host().spawn_procs({"gpus": 1})
+    try:
+        fragile = procs.spawn("fragile", Fragile)
+        assert fragile.work.call_one(0).get(timeout=60) == 0
+        with pytest.raises((TypeError, ActorError)):
+            fragile.work.call_one(1, 2).get(timeout=60)
+        call = fragile.stops_twice.call_one()
+        stopped(controller, 1)
+        person.ask("attach fragile 0", "(Pdb) ")
+        person.ask("c", "(Pdb) ")
+        assert "Detached" in person.ask("c")
+        with pytest.raises(ActorError, match="after a breakpoint"):
+            call.get(timeout=60)
+    finally:
         procs.stop().get(timeout=60)
 
 

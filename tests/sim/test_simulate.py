@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import select
 import signal
 import sys
 import threading
@@ -311,6 +312,34 @@ def test_a_step_that_blocks_for_real_is_found(capsys):
     finally:
         gate.release()
     assert "blocked outside the simulation" in capsys.readouterr().err
+
+
+class Debugged(Actor):
+    @endpoint
+    def work(self):
+        began = time.time()
+        value = 41
+        breakpoint()  # noqa: T100 - what is tested
+        return value, time.time() - began
+
+
+def test_virtual_time_stands_still_at_a_breakpoint(monkeypatch, capsys):
+    """A person who thinks for longer than a step may last ends nothing."""
+    lines = iter(["p value + 1\n", "continue\n"])
+
+    class Person:
+        encoding = "utf-8"
+
+        def readline(self):
+            select.select([], [], [], 0.5)  # longer than the limit of a step
+            return next(lines)
+
+    monkeypatch.setattr(sys, "stdin", Person())
+    done = simulate(lambda: spawn(Debugged, gpus=1).work.call_one().get(), step_limit=0.1)
+    value, took = done.value
+    assert value == 41
+    assert took < 0.1
+    assert "(Pdb) 42\n" in capsys.readouterr().out
 
 
 def test_a_failure_that_nobody_handles_ends_the_program(capsys):

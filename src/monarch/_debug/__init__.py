@@ -13,6 +13,9 @@ uses the pdb of one rank or of many:
 
 In the client process ``breakpoint()`` is Python's own.
 
+With ``configure(postmortem=True)`` an endpoint that raises stops as well, in the frame that raised,
+before its caller gets the error.
+
 The path of a line: `console` reads the line from the connection (`io`) and gives it to a session
 (`sessions`). The rank's pdb (`remote_pdb`) waits for lines in a call to the actor that keeps the
 sessions in the client process (`controller`). `commands` is the language of the prompt. `hook` is
@@ -39,7 +42,7 @@ from monarch._debug.commands import (
     Quit,
 )
 from monarch._debug.controller import DebugController, debug_controller
-from monarch._debug.hook import stop_at
+from monarch._debug.hook import post_mortem, stop_at
 from monarch._debug.io import DebugCliIO, DebugIO, DebugIOError, DebugStdIO
 from monarch._debug.sessions import DebugSession, DebugSessionInfo, DebugSessions
 
@@ -60,5 +63,6 @@ __all__ = [
     "ListCommand",
     "Quit",
     "debug_controller",
+    "post_mortem",
     "stop_at",
 ]

@@ -1,5 +1,7 @@
 """The function behind ``breakpoint()`` in a worker.
 
+`post_mortem` is the function behind the setting `postmortem`.
+
 The first breakpoint of an endpoint call opens a session with the controller and a `RemotePdb`.
 Later ones of the same call, on the same thread, stop in the same pdb, so that its breakpoints and
 displayed expressions are kept. The session belongs to the call, and the engine reports the end of
@@ -14,6 +16,7 @@ import logging
 import os
 import socket
 import threading
+import traceback
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["stop_at"]
 
 _log = logging.getLogger("monarch.debug")
+_inspected: ContextVar[BaseException | None] = ContextVar("monarch_inspected", default=None)
 _current: ContextVar[RemotePdb | None] = ContextVar("monarch_debugger", default=None)
 
 
@@ -49,12 +53,38 @@ def stop_at(frame: FrameType) -> None:
     debugger.set_trace(frame)
 
 
+def post_mortem(error: BaseException) -> None:
+    """Stop at the exception of the endpoint call that ends, until a debugger lets it continue.
+
+    Nothing happens if a debugger has shown it already (the call had a breakpoint), if no line of
+    the program has raised it, or if breakpoints are turned off (``PYTHONBREAKPOINT=0``). Without a
+    debug server a warning is logged, and the caller gets the error at once.
+    """
+    shown = _inspected.get() is error
+    _inspected.set(None)
+    wanted = isinstance(error, Exception) and not isinstance(error, bdb.BdbQuit)
+    if shown or not wanted or os.environ.get("PYTHONBREAKPOINT") == "0":
+        return
+    if not any(_is_of_program(frame) for frame, _ in traceback.walk_tb(error.__traceback__)):
+        return
+    try:
+        RemotePdb(_ControllerLink()).call_ended(error)
+    except Exception:
+        # The call keeps its outcome: only the inspection of the exception failed.
+        _log.warning("no debugger could be attached to a failed call", exc_info=True)
+
+
+def _is_of_program(frame: FrameType) -> bool:
+    return not str(frame.f_globals.get("__name__", "")).startswith("monarch.")
+
+
 def _start() -> RemotePdb:
     link = _ControllerLink()
     ended: list[Any] = []
 
     def at_end(error: BaseException | None) -> None:
         _current.set(None)
+        _inspected.set(error)
         try:
             ended[0].call_ended(error)
         except Exception:

@@ -11,6 +11,7 @@ import contextlib
 import os
 import select
 import socket
+import sys
 
 __all__ = ["add_debug", "connect", "server_host", "server_port"]
 
@@ -43,8 +44,9 @@ examples:
   monarch debug                    the debugger of a script on this machine
   monarch debug --port 27001       at another port, which the script has printed
 
-`help` shows its commands. `quit`, Ctrl-C and the end of the input leave it; the actors go on
-waiting.
+In a terminal the line can be edited, Tab completes commands and names of actors, and the arrow
+keys bring back earlier lines. `help` shows the commands. `quit`, Ctrl-C and the end of the input
+leave the debugger; the actors go on waiting, and another `monarch debug` finds them as they are.
 """
     parser.add_argument("--host", help="default: MONARCH_DEBUG_SERVER_HOST, or localhost")
     parser.add_argument("--port", type=int, help="default: MONARCH_DEBUG_SERVER_PORT, or 27000")
@@ -73,7 +75,12 @@ def connect(host: str, port: int) -> None:
         ) from error
     with sock:
         sock.settimeout(None)
-        _relay(sock)
+        if sys.stdin.isatty() and sys.stdout.isatty():
+            from monarch.cli.debug_terminal import converse
+
+            converse(sock)
+        else:
+            _relay(sock)
 
 
 def _relay(sock: socket.socket) -> None:

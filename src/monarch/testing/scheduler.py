@@ -477,6 +477,8 @@ class Scheduler:
             if self.steps != seen or carrier is None:
                 seen = self.steps
                 continue
+            if _is_debugged(carrier.thread.ident or 0):
+                continue  # virtual time stands still for as long as a person looks
             text = (
                 f"a step at {self.now:.6f} s has blocked outside the simulation for more than "
                 f"{self._patience:g} s; it is at:\n{stack_of(carrier.thread.ident or 0)}"
@@ -486,6 +488,14 @@ class Scheduler:
             if threading.main_thread().ident in self.threads:
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             return
+
+
+def _is_debugged(thread: int) -> bool:
+    """Whether a debugger has stopped a thread; pdb and others are built on the module `bdb`."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None and frame.f_globals.get("__name__") != "bdb":
+        frame = frame.f_back
+    return frame is not None
 
 
 def _resume(strand: Strand, wait: Wait) -> None:  # noqa: ARG001

@@ -39,6 +39,7 @@ HOOKS = {
     "logging_manager": "monarch._output.logging_option:LoggingManager",
     "job_keeper": "monarch._failover.keeper:JobKeeper",
     "keep_job": "monarch._failover.handles:keep_if_asked",
+    "post_mortem": "monarch._debug:post_mortem",
     "record": "monarch._observer.switch:record",
     "save_handle": "monarch._failover.handles:save",
     "search_deadlocks": "monarch._deadlock.watch:Watch",

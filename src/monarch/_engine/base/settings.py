@@ -327,6 +327,7 @@ class Settings:
     mesh_admin_addr = _text("127.0.0.1:1729", "HYPERACTOR_MESH_ADMIN_ADDR", "where the admin API of a job is served; a port that is taken is replaced by a free one")
     mesh_admin_pyspy_timeout = _seconds("10s", "HYPERACTOR_MESH_ADMIN_PYSPY_TIMEOUT", "how long py-spy may take for the stacks of a process")
     mesh_admin_pyspy_max_profile_duration = _seconds("5m", "HYPERACTOR_MESH_ADMIN_PYSPY_MAX_PROFILE_DURATION", "the longest profile that the admin API makes")
+    postmortem = _boolean(False, "MONARCH_POSTMORTEM", "an endpoint that raises waits for `monarch debug`, in the frame that raised, before its caller gets the error")
     pyspy_bin = _text("", "PYSPY_BIN", "the path of py-spy; empty: the one on PATH, or beside Python")
 
     tensor_collective_timeout = _seconds("5m", "MONARCH_TENSOR_COLLECTIVE_TIMEOUT", "how long a reduction or copy of distributed tensors waits for a process before it fails")

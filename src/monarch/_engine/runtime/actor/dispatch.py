@@ -56,6 +56,7 @@ __all__ = [
     "error_body",
     "failed",
     "prepare",
+    "raised",
     "rebuild_error",
     "rebuild_raised",
     "reply",
@@ -128,8 +129,7 @@ def _serve_sync(cell: Cell) -> End:
                 )
             answer = encode_answer(result) if frame.port and not handler.explicit else None
         except BaseException as error:  # the supervision boundary: no exception escapes an actor
-            if cell.watchers:
-                cell.behaviour.call_ended(error)  # type: ignore[union-attr]  # constructed
+            raised(cell, error)
             end = failed(cell, link, frame, handler, error)
             if end is not None:
                 return end
@@ -242,6 +242,14 @@ def _answer(proc: Proc, link: FrameLink, frame: Frame, payload: Payload, flags: 
     """Send an answer. A caller that takes no bytes for a long time still gets it from the queue."""
     with contextlib.suppress(BackpressureError):
         proc.send_one(link, POST, frame.port, 0, frame.rank, b"", payload, flags)
+
+
+def raised(cell: Cell, error: BaseException) -> None:
+    """Report that a call has raised, where somebody wants to know before it is answered."""
+    if cell.watchers and cell.behaviour is not None:
+        cell.behaviour.call_ended(error)
+    if settings.postmortem:
+        hook("post_mortem")(error)
 
 
 def failed(

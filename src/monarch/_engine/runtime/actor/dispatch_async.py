@@ -26,6 +26,7 @@ from monarch._engine.runtime.actor.dispatch import (
     end_of_dead,
     failed,
     prepare,
+    raised,
     reply,
     send_error,
     stopped,
@@ -216,12 +217,11 @@ async def _serve(cell: Cell, loop: asyncio.AbstractEventLoop) -> None:
                 if answer is not None and item is not None:
                     reply(cell, link, frame, handler, answer)
                 result = answer = None
-        except BaseException as raised:  # the supervision boundary
-            if issubclass(type(raised), asyncio.CancelledError):
+        except BaseException as error:  # the supervision boundary
+            if issubclass(type(error), asyncio.CancelledError):
                 _absorb_cancel()
-            if cell.watchers:
-                behaviour.call_ended(raised)
-            fatal = failed(cell, link, frame, handler, raised)
+            raised(cell, error)
+            fatal = failed(cell, link, frame, handler, error)
             if fatal is not None:
                 end = fatal
                 break
@@ -280,8 +280,7 @@ async def _concurrent(
             cell.behaviour.call_ended(None)
         answer = cell.proc.encode_result(result) if ticket else None
     except BaseException as error:  # the supervision boundary of this message
-        if cell.watchers and cell.behaviour is not None:
-            cell.behaviour.call_ended(error)
+        raised(cell, error)
         if ticket:
             _fail(cell, ticket, link, frame, handler, error)
         elif cell.state is not DEAD:

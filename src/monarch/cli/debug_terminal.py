@@ -1,0 +1,151 @@
+"""The terminal of ``monarch debug``: a line editor with history and completion for the debugger.
+
+The debugger speaks plain text and has no frames, so a prompt is recognized by its text at the end
+of what has arrived. It is left to the line editor (readline), which draws it again after each key.
+Text that comes while a line is edited, such as the end of a session, is printed above the line.
+"""
+
+from __future__ import annotations
+
+import os
+import pdb  # noqa: T100 - the names of its commands
+import re
+import readline
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+__all__ = ["converse"]
+
+_SIZE = 1 << 16
+_CONSOLE = "monarch_dbg> "
+_PROMPTS = (_CONSOLE, "(Pdb) ", "(com) ", ">>> ", "... ")
+_NAME = re.compile(r"^\| *(\S+) *\| *\d+ *\|", re.MULTILINE)  # rows of the table of `list`
+_HISTORY = 1000  # lines
+_PDB = sorted({name[3:] for name in dir(pdb.Pdb) if name.startswith("do_")} | {"detach"})
+_NAMED = ("attach", "a", "cast")  # commands that take the name of an actor
+_COMMANDS = ["attach", "cast", "continue", "help", "list", "quit"]
+
+
+class _Dialogue:
+    """The connection: a thread prints what comes; the prompt that waits is in `prompt`."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._changed = threading.Condition()
+        self._prompt: str | None = None
+        self._ended = False
+        self._editing = False
+        self.at_console = True  # and not at the prompt of a pdb
+        self.names: set[str] = set()  # of actors that `list` has shown
+        threading.Thread(target=self._read, name="monarch-debug", daemon=True).start()
+
+    def prompt(self) -> str | None:
+        """Wait for the next prompt and return it; None at the end of the connection."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._prompt is not None or self._ended)
+            found, self._prompt = self._prompt, None
+            self._editing = found is not None
+            return found
+
+    def send(self, line: str) -> None:
+        """Send a line that answers the prompt."""
+        self._editing = False
+        with suppress(BrokenPipeError, ConnectionResetError):  # the thread sees the end
+            self._sock.sendall(line.encode() + b"\n")
+
+    def _read(self) -> None:
+        pending = ""
+        while True:
+            try:
+                data = self._sock.recv(_SIZE)
+            except OSError:
+                data = b""
+            pending += data.decode(errors="replace")
+            shown, tail = _split(pending)
+            found = tail in _PROMPTS
+            pending = "" if found else tail
+            if not data:
+                shown += pending
+            self.names.update(_NAME.findall(shown))
+            with self._changed:
+                self._show(shown)
+                if found:
+                    self._prompt = tail
+                if not data:
+                    self._ended = True
+                self._changed.notify_all()
+            if not data:
+                if self._editing:  # the prompt waits for a line that nothing will read
+                    sys.stdout.write("\n(the debugger has closed the connection: press Enter)\n")
+                    sys.stdout.flush()
+                return
+
+    def _show(self, text: str) -> None:
+        if text:
+            sys.stdout.write(f"\r\x1b[K{text}" if self._editing else text)
+            sys.stdout.flush()
+
+
+def converse(sock: socket.socket) -> None:
+    """Let a person at a terminal talk to the debugger until one of them ends it."""
+    path = _history_file()
+    dialogue = _Dialogue(sock)
+    readline.set_completer(_completer(dialogue))
+    readline.set_completer_delims(" \t\n")
+    readline.parse_and_bind("tab: complete")
+    readline.set_history_length(_HISTORY)
+    with suppress(OSError):
+        readline.read_history_file(path)
+    try:
+        while (prompt := dialogue.prompt()) is not None:
+            dialogue.at_console = prompt == _CONSOLE
+            dialogue.send(input(_coloured(prompt)))
+    except (EOFError, KeyboardInterrupt):
+        print()
+    finally:
+        with suppress(OSError):  # a home that cannot be written keeps no history
+            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+            readline.write_history_file(path)
+            os.chmod(path, 0o600)
+
+
+def _split(text: str) -> tuple[str, str]:
+    r"""Return what can be shown, and a prompt or the begin of one at the end.
+
+    >>> _split("Attached\n(Pdb) "), _split("loss (Pd"), _split("1\n(P")
+    (('Attached\n', '(Pdb) '), ('loss (Pd', ''), ('1\n', '(P'))
+    """
+    head, newline, last = text.rpartition("\n")
+    is_begin = any(prompt.startswith(last) for prompt in _PROMPTS)
+    return (head + newline, last) if is_begin else (text, "")
+
+
+def _completer(dialogue: _Dialogue) -> Callable[[str, int], str | None]:
+    """Return the function that readline asks for completions of a word, one by one."""
+
+    def complete(word: str, number: int) -> str | None:
+        before = readline.get_line_buffer()[: readline.get_begidx()].split()
+        if before:
+            at_name = dialogue.at_console and len(before) == 1 and before[0] in _NAMED
+            choices = sorted(dialogue.names) if at_name else []
+        else:
+            choices = _COMMANDS if dialogue.at_console else _PDB
+        found = [f"{choice} " for choice in choices if choice.startswith(word)]
+        return found[number] if number < len(found) else None
+
+    return complete
+
+
+def _history_file() -> str:
+    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return os.path.join(state, "monarch", "debug_history")
+
+
+def _coloured(prompt: str) -> str:
+    """Return the prompt in colour; the marks tell the line editor what takes no room."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return prompt
+    return f"\001\x1b[1;36m\002{prompt}\001\x1b[0m\002"
