@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import select
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -314,32 +314,42 @@ def test_a_step_that_blocks_for_real_is_found(capsys):
     assert "blocked outside the simulation" in capsys.readouterr().err
 
 
+DEBUGGED = """
+import io, select, sys, time
+from monarch.actor import Actor, endpoint, this_host
+from monarch.testing import simulate
+
+class Person(io.StringIO):
+    def readline(self, size=-1):
+        select.select([], [], [], 0.5)  # longer than a step may last
+        return super().readline(size)
+
 class Debugged(Actor):
     @endpoint
     def work(self):
         began = time.time()
         value = 41
-        breakpoint()  # noqa: T100 - what is tested
+        breakpoint()
         return value, time.time() - began
 
+def main():
+    return this_host().spawn_procs().spawn("debugged", Debugged).work.call_one().get()
 
-def test_virtual_time_stands_still_at_a_breakpoint(monkeypatch, capsys):
+sys.stdin = Person("p value + 1\\ncontinue\\n")
+value, took = simulate(main, step_limit=0.1).value
+print(value, took < 0.1)
+"""
+
+
+def test_virtual_time_stands_still_at_a_breakpoint(tmp_path):
     """A person who thinks for longer than a step may last ends nothing."""
-    lines = iter(["p value + 1\n", "continue\n"])
-
-    class Person:
-        encoding = "utf-8"
-
-        def readline(self):
-            select.select([], [], [], 0.5)  # longer than the limit of a step
-            return next(lines)
-
-    monkeypatch.setattr(sys, "stdin", Person())
-    done = simulate(lambda: spawn(Debugged, gpus=1).work.call_one().get(), step_limit=0.1)
-    value, took = done.value
-    assert value == 41
-    assert took < 0.1
-    assert "(Pdb) 42\n" in capsys.readouterr().out
+    program = tmp_path / "debugged.py"
+    program.write_text(DEBUGGED)
+    done = subprocess.run(
+        [sys.executable, program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "(Pdb) 42\n" in done.stdout
+    assert done.stdout.endswith("41 True\n")
 
 
 def test_a_failure_that_nobody_handles_ends_the_program(capsys):
