@@ -31,7 +31,7 @@ from monarch.actor import ActorError, context, this_proc
 if TYPE_CHECKING:
     from types import FrameType
 
-__all__ = ["stop_at"]
+__all__ = ["post_mortem", "stop_at"]
 
 _log = logging.getLogger("monarch.debug")
 _inspected: ContextVar[BaseException | None] = ContextVar("monarch_inspected", default=None)
@@ -84,7 +84,8 @@ def _start() -> RemotePdb:
 
     def at_end(error: BaseException | None) -> None:
         _current.set(None)
-        _inspected.set(error)
+        if _spi.settings.postmortem:  # otherwise nothing asks, and the error would be kept alive
+            _inspected.set(error)
         try:
             ended[0].call_ended(error)
         except Exception:

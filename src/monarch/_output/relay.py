@@ -64,8 +64,10 @@ class _Source:
         "group",
         "label",
         "left_out",
+        "log_dir",
         "rank",
         "remembers",
+        "run",
         "streaming",
         "streams",
         "tail",
@@ -80,12 +82,9 @@ class _Source:
         self.remembers: bool = options["tail"] > 0
         self.to_files: bool = options["files"]
         self.file_limit: int = options["file_limit"]
-        folder = options["log_dir"] or settings.log_dir  # the script's, or that of this host
-        self.file: LogFile | None = None  # of this proc
-        if folder:
-            self.file = open_proc_file(
-                os.path.abspath(folder), options["run"], label, self.file_limit
-            )
+        self.log_dir: str = options["log_dir"] or settings.log_dir  # the script's, or this host's
+        self.run: str = options["run"]
+        self.file: LogFile | None = None  # of this proc, in that directory
         # The rate limit of a proc that is followed; None: it streams as fast as the client prints.
         follow = options["follow"]
         pace = options["streaming"]
@@ -190,6 +189,9 @@ class LogRelay:
 
     def _add(self, uid: int, source: _Source) -> None:
         self._sources[uid] = source
+        if source.log_dir:
+            folder = os.path.abspath(source.log_dir)
+            source.file = open_proc_file(folder, source.run, source.label, source.file_limit)
         for stream in source.streams:
             self._open.add(stream)
             self._watch(stream)
