@@ -43,6 +43,9 @@ def needs(*modules: str) -> pytest.MarkDecorator:
 NEEDED = {
     "checkpoint_fanout": ("numpy", "rich"),
     "crawler": (),
+    "ddp_actors": ("torch",),
+    "debugging": (),
+    "getting_started": (),
     "grpo": ("torch", "numpy"),
     "demo_slurm": ("torch", "sklearn", "matplotlib", "rich"),
     "demo_hosts": ("torch", "sklearn", "matplotlib", "rich", "cryptography"),
@@ -92,8 +95,12 @@ def number(pattern: str, text: str) -> float:
     return float(found[-1].replace(",", ""))
 
 
-def test_every_example_is_tested() -> None:
+def test_every_example_is_tested_and_in_the_gallery() -> None:
     assert sorted(NEEDED) == PROGRAMS
+    gallery = (EXAMPLES.parent / "docs" / "gallery.md").read_text()
+    shown = re.findall(r"^\| \[(\w+)\]\(\.\./examples/(\w+)\.py\)", gallery, re.MULTILINE)
+    assert sorted(name for name, _ in shown) == PROGRAMS
+    assert all(name == file for name, file in shown)
 
 
 BOTH = """
@@ -112,6 +119,9 @@ for sys.argv in ([sys.argv[1], "--help"], sys.argv[1:]):  # what it imports take
     [
         ("ping_pong", "--pairs"),
         ("crawler", "--workers"),
+        ("debugging", "--rows"),
+        ("getting_started", "--hosts"),
+        pytest.param("ddp_actors", "--procs", marks=with_torch),
         pytest.param("parameter_server", "--workers", marks=with_torch),
         pytest.param("rdma_parameter_server", "--workers", marks=with_numpy),
         pytest.param("weight_sync", "--generators", marks=with_numpy),
@@ -177,6 +187,30 @@ def test_ping_pong(tmp_path: Path) -> None:
     assert "hits by the left mesh [11, 11], by the right mesh [10, 10]" in out
     assert "42 hits" in out
     assert {"0", "1"} == set(re.findall(r"pair (\d) has finished", out))
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_getting_started(tmp_path: Path, hosts: int) -> None:
+    done = example("getting_started", "--hosts", str(hosts), "--procs", "2", cwd=tmp_path)
+    assert re.findall(r"^(\d)\. ", done.stdout, re.MULTILINE) == list("12345678")
+    assert "division by zero" in done.stdout
+    assert done.stdout.endswith("The tour is complete.\n")
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (1, 1)])
+def test_debugging(tmp_path: Path, sizes: tuple[int, int]) -> None:
+    rows, columns = map(str, sizes)
+    done = example("debugging", "--rows", rows, "--columns", columns, cwd=tmp_path)
+    assert done.stdout.count("| trainers ") == sizes[0] * sizes[1]
+    assert "monarch_dbg> p rank / size\n*** ZeroDivisionError" in done.stdout
+    assert "has failed, as the debugger showed: division by zero" in done.stdout
+
+
+@with_torch
+def test_ddp_actors(tmp_path: Path) -> None:
+    done = example("ddp_actors", "--procs", "2", "--steps", "60", cwd=tmp_path)
+    assert number(r"loss ([\d.]+) after", done.stdout) < 1e-4
+    assert "The parameters of all 2 processes are equal." in done.stdout
 
 
 def test_crawler(tmp_path: Path) -> None:
