@@ -52,7 +52,9 @@ NEEDED = {
     "parameter_server": ("torch",),
     "ping_pong": (),
     "rdma_parameter_server": ("numpy", "rich"),
+    "rdma_ping_pong": (),
     "simulate_step": ("torch",),
+    "spmd_job": ("torch", "sklearn"),
     "train_digits": ("torch", "sklearn", "matplotlib", "rich"),
     "train_digits_ddp": ("torch", "sklearn"),
     "train_digits_replicas": ("torch", "sklearn", "rich"),
@@ -121,6 +123,8 @@ for sys.argv in ([sys.argv[1], "--help"], sys.argv[1:]):  # what it imports take
         ("crawler", "--workers"),
         ("debugging", "--rows"),
         ("getting_started", "--hosts"),
+        ("rdma_ping_pong", "--megabytes"),
+        ("spmd_job", "--procs"),
         pytest.param("ddp_actors", "--procs", marks=with_torch),
         pytest.param("parameter_server", "--workers", marks=with_torch),
         pytest.param("rdma_parameter_server", "--workers", marks=with_numpy),
@@ -204,6 +208,22 @@ def test_debugging(tmp_path: Path, sizes: tuple[int, int]) -> None:
     assert done.stdout.count("| trainers ") == sizes[0] * sizes[1]
     assert "monarch_dbg> p rank / size\n*** ZeroDivisionError" in done.stdout
     assert "has failed, as the debugger showed: division by zero" in done.stdout
+
+
+@pytest.mark.parametrize("hosts", ["1", "2"])
+def test_rdma_ping_pong(tmp_path: Path, hosts: str) -> None:
+    options = ("--hosts", hosts, "--megabytes", "4", "--rounds", "2")
+    done = example("rdma_ping_pong", *options, cwd=tmp_path)
+    lines = re.findall(r"^\[\d\] (ping|pong) [\d.]+s [\d.]+ GB/s PASS$", done.stdout, re.MULTILINE)
+    assert lines == ["ping", "pong"] * 2
+    assert done.stdout.endswith("4 of 4 transfers arrived whole.\n")
+
+
+@with_ddp
+def test_spmd_job(tmp_path: Path) -> None:
+    done = example("spmd_job", "--runs", "2", cwd=tmp_path)
+    assert re.findall(r"run (\d) took", done.stdout) == ["1", "2"]
+    assert number(r"test accuracy: ([\d.]+)", done.stdout + done.stderr) >= 0.95
 
 
 @with_torch
