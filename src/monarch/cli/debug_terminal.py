@@ -7,6 +7,7 @@ Text that comes while a line is edited, such as the end of a session, is printed
 
 from __future__ import annotations
 
+import codecs
 import os
 import pdb  # noqa: T100 - the names of its commands
 import re
@@ -21,7 +22,7 @@ __all__ = ["converse"]
 
 _SIZE = 1 << 16
 _CONSOLE = "monarch_dbg> "
-_PROMPTS = (_CONSOLE, "(Pdb) ", "(com) ", ">>> ", "... ")
+_PROMPTS = (_CONSOLE, "(Pdb) ", "((Pdb)) ", "(com) ", ">>> ", "... ", "...   ")
 _NAME = re.compile(r"^\| *(\S+) *\| *\d+ *\|", re.MULTILINE)  # rows of the table of `list`
 _HISTORY = 1000  # lines
 _PDB = sorted({name[3:] for name in dir(pdb.Pdb) if name.startswith("do_")} | {"detach"})
@@ -57,13 +58,14 @@ class _Dialogue:
             self._sock.sendall(line.encode() + b"\n")
 
     def _read(self) -> None:
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
         pending = ""
         while True:
             try:
                 data = self._sock.recv(_SIZE)
             except OSError:
                 data = b""
-            pending += data.decode(errors="replace")
+            pending += decoder.decode(data, final=not data)
             shown, tail = _split(pending)
             found = tail in _PROMPTS
             pending = "" if found else tail
@@ -108,8 +110,8 @@ def converse(sock: socket.socket) -> None:
     finally:
         with suppress(OSError):  # a home that cannot be written keeps no history
             os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+            os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))  # only this user reads it
             readline.write_history_file(path)
-            os.chmod(path, 0o600)
 
 
 def _split(text: str) -> tuple[str, str]:
