@@ -99,10 +99,22 @@ def _leave(key: _Key) -> None:
             return
         left = known.until - time.monotonic()
         if left > 0:
-            _spi.call_later(left, lambda: _leave(key))
+            _leave_later(key, left, _spi.client_proc())
             return
         del _holds[key]
         _tell(_LEAVE, known.handle)
+
+
+def _leave_later(key: _Key, delay: float, proc: Any) -> None:
+    """Call `_leave` as `proc`, in so many seconds, or after a simulation that then runs here."""
+
+    def leave() -> None:
+        if _spi.client_proc() is proc:
+            _leave(key)
+        else:
+            _leave_later(key, 1.0, proc)
+
+    proc.reactor.call_later(delay, leave)
 
 
 def _tell(what: str, handle: Handle) -> None:
