@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import pty
-import select
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.terminal import Terminal
 
 MONARCH = str(Path(sys.executable).with_name("monarch"))
 WAIT = 60.0
@@ -40,43 +39,10 @@ if __name__ == "__main__":
 """
 
 
-class Terminal:
-    """A pseudo-terminal in which the command runs."""
-
-    def __init__(self, port: str, home: Path) -> None:
-        ours, theirs = pty.openpty()
-        self._fd = ours
-        self.text = ""
-        self.process = subprocess.Popen(
-            [MONARCH, "debug", "--port", port],
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            env={**os.environ, "XDG_STATE_HOME": str(home), "TERM": "dumb", "INPUTRC": "/dev/null"},
-        )
-        os.close(theirs)
-
-    def type(self, keys: str) -> None:
-        os.write(self._fd, keys.encode())
-
-    def until(self, part: str) -> str:
-        """Return the new text up to a part of it."""
-        end = time.monotonic() + WAIT
-        while part not in self.text:
-            left = end - time.monotonic()
-            assert left > 0, f"no {part!r} in {self.text!r}"
-            assert select.select([self._fd], [], [], left)[0]
-            try:
-                self.text += os.read(self._fd, 1 << 16).decode()
-            except OSError:  # the command has ended
-                assert part in self.text, self.text
-        head, _, self.text = self.text.partition(part)
-        return head + part
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait(WAIT)
-        os.close(self._fd)
+def debugger(port: str, home: Path) -> Terminal:
+    """Start the command in a terminal."""
+    command = (MONARCH, "debug", "--port", port)
+    return Terminal(*command, XDG_STATE_HOME=str(home), TERM="dumb", INPUTRC="/dev/null")
 
 
 @pytest.fixture
@@ -102,7 +68,7 @@ def script(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 def test_a_session_in_a_terminal(script: subprocess.Popen[str], tmp_path: Path) -> None:
     assert script.stdout is not None
     port = script.stdout.readline().split()[1]
-    terminal = Terminal(port, tmp_path)
+    terminal = debugger(port, tmp_path)
     try:
         terminal.until("monarch_dbg> ")
         terminal.type("li" + TAB + ENTER)
@@ -136,7 +102,7 @@ def test_a_session_outlives_a_terminal_that_is_killed(
 ) -> None:
     assert script.stdout is not None
     port = script.stdout.readline().split()[1]
-    first = Terminal(port, tmp_path)
+    first = debugger(port, tmp_path)
     try:
         first.until("monarch_dbg> ")
         first.type("attach trainers 0" + ENTER)
@@ -145,7 +111,7 @@ def test_a_session_outlives_a_terminal_that_is_killed(
         first.until("21000")
     finally:
         first.close()
-    second = Terminal(port, tmp_path)
+    second = debugger(port, tmp_path)
     try:
         second.until("monarch_dbg> ")
         second.type("attach trainers 0" + ENTER)

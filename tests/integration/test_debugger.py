@@ -29,6 +29,7 @@ from monarch.actor import (
     this_host,
 )
 from monarch.config import configure, get_global_config
+from tests.person import Person
 
 RELEASE = object()
 STOPS_AT_CALL = sys.version_info >= (3, 13)
@@ -432,28 +433,6 @@ class Neighbour(Actor):
     @endpoint
     def ping(self):
         return "pong"
-
-
-class Person:
-    """A user of a line-based client."""
-
-    def __init__(self, address):
-        self.socket = socket.create_connection(address, timeout=60)
-        self.text = ""
-
-    def read(self, until=PROMPT):
-        """Return the text up to and including ``until``, or up to the end."""
-        while until not in self.text:
-            data = self.socket.recv(65536)
-            if not data:
-                break
-            self.text += data.decode()
-        found, end, self.text = self.text.partition(until)
-        return found + end
-
-    def ask(self, line, until=PROMPT):
-        self.socket.sendall(line.encode() + b"\r\n")
-        return self.read(until)
 
 
 @pytest.fixture(scope="module")

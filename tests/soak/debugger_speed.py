@@ -9,23 +9,26 @@ all are listed; for `list`; and for a `cast` of a pdb command to all, until each
 from __future__ import annotations
 
 import os
-import socket
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
 from report import count, end
 
 from monarch.actor import Actor, debug_controller, endpoint, this_host
+from tests.person import Person
 
 LIMITS = {"first prompt": 0.3, "list": 1.0, "cast": 1.0}
 ROUNDS = 5
 
 
 class Stopper(Actor):
-    """Stops where it is told to."""
+    """Stops in each call."""
 
     @endpoint
     def work(self, path: str) -> int:
@@ -38,28 +41,6 @@ class Stopper(Actor):
         """Answer."""
 
 
-class Person:
-    """A connection to the debug server."""
-
-    def __init__(self) -> None:
-        address = debug_controller().address.call_one().get()
-        self._socket = socket.create_connection(address, timeout=60)
-        self._text = ""
-        self.until("monarch_dbg> ")
-
-    def until(self, prompt: str) -> str:
-        while not self._text.endswith(prompt):
-            data = self._socket.recv(1 << 16)
-            assert data, self._text
-            self._text += data.decode()
-        text, self._text = self._text, ""
-        return text
-
-    def ask(self, line: str, prompt: str = "monarch_dbg> ") -> str:
-        self._socket.sendall(f"{line}\n".encode())
-        return self.until(prompt)
-
-
 def listed() -> list[Any]:
     found: list[Any] = debug_controller().list.call_one(print_output=False).get()
     return found
@@ -68,7 +49,8 @@ def listed() -> list[Any]:
 def measure(ranks: int, folder: Path) -> dict[str, list[float]]:
     stoppers = this_host().spawn_procs({"ranks": ranks}).spawn("stoppers", Stopper)
     stoppers.ready.call().get()
-    person = Person()
+    person = Person(debug_controller().address.call_one().get())
+    person.read()
     times: dict[str, list[float]] = {"first prompt": [], "all stopped": [], "list": [], "cast": []}
     one = stoppers.slice(ranks=0)
     for number in range(ROUNDS):

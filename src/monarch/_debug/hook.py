@@ -56,26 +56,24 @@ def stop_at(frame: FrameType) -> None:
 def post_mortem(error: BaseException) -> None:
     """Stop at the exception of the endpoint call that ends, until a debugger lets it continue.
 
-    Nothing happens if a debugger has shown it already (the call had a breakpoint), if no line of
-    the program has raised it, or if breakpoints are turned off (``PYTHONBREAKPOINT=0``). Without a
-    debug server a warning is logged, and the caller gets the error at once.
+    An exception that a debugger has shown already (the call had a breakpoint) is not shown again,
+    one that no line of the program has raised is not shown, and none is if breakpoints are turned
+    off (``PYTHONBREAKPOINT=0``). Without a debug server a warning is logged, and the caller gets
+    the error at once.
     """
     shown = _inspected.get() is error
     _inspected.set(None)
     wanted = isinstance(error, Exception) and not isinstance(error, bdb.BdbQuit)
     if shown or not wanted or os.environ.get("PYTHONBREAKPOINT") == "0":
         return
-    if not any(_is_of_program(frame) for frame, _ in traceback.walk_tb(error.__traceback__)):
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if all(map(_spi.is_package_frame, files)):
         return
     try:
         RemotePdb(_ControllerLink()).call_ended(error)
     except Exception:
         # The call keeps its outcome: only the inspection of the exception failed.
         _log.warning("no debugger could be attached to a failed call", exc_info=True)
-
-
-def _is_of_program(frame: FrameType) -> bool:
-    return not str(frame.f_globals.get("__name__", "")).startswith("monarch.")
 
 
 def _start() -> RemotePdb:

@@ -24,6 +24,7 @@ from monarch._spi import (
     environment,
     hook,
     is_engine_frame,
+    is_package_frame,
     route,
     settings,
     suspended_frames,
@@ -39,7 +40,6 @@ __all__ = ["Account", "Activity", "ActorAccount", "FailureAccount", "Wait", "acc
 _BLOCK = vars(Future)["_block"].__code__
 _AWAIT = vars(Future)["_await"].__code__
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
-_OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _DEEPEST = 30  # lines of a stack
 _FAILURES = 5  # the last ones
 
@@ -170,7 +170,7 @@ def _activity(
     endpoint: str, seconds: float | None, frames: list[FrameType], wait: Wait | None
 ) -> Activity:
     """Return an activity; `frames` are outermost first, and those of the engine are left out."""
-    users = [frame for frame in frames if not frame.f_code.co_filename.startswith(_OURS)]
+    users = [frame for frame in frames if not is_package_frame(frame.f_code.co_filename)]
     while users and _is_library(users[0].f_code.co_filename):
         del users[0]  # how the thread or the interpreter was started
     lines = [

@@ -12,17 +12,17 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 import warnings
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+from monarch._spi import is_package_frame
+
 __all__ = ["attend", "current_shell", "is_kernel", "under_cell"]
 
 _WAKE_UP = 0.2  # seconds
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 _attended: list[Any] = []  # shells
 _cell: Any = None  # the request of the cell that runs, or ran last
@@ -116,7 +116,7 @@ def _own_frames(trace: TracebackType | None) -> TracebackType | None:
     kept: list[TracebackType] = []
     each = trace
     while each is not None:
-        if not each.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        if not is_package_frame(each.tb_frame.f_code.co_filename):
             kept.append(each)
         each = each.tb_next
     found: TracebackType | None = None

@@ -17,7 +17,13 @@ if TYPE_CHECKING:
     from monarch._engine.base import instrument
     from monarch._engine.base.address import AddressError, ChannelAddr
     from monarch._engine.base.duration import parse_duration
-    from monarch._engine.base.errors import DeadlockError, format_remote, headline, is_engine_frame
+    from monarch._engine.base.errors import (
+        DeadlockError,
+        format_remote,
+        headline,
+        is_engine_frame,
+        is_package_frame,
+    )
     from monarch._engine.base.failure import Failure
     from monarch._engine.base.features import LATE, TRACE, find, hook
     from monarch._engine.base.home import HOME
@@ -274,6 +280,7 @@ __all__ = [
     "introduce",
     "is_engine_frame",
     "is_gone",
+    "is_package_frame",
     "is_simulated",
     "key_name",
     "let_go",
@@ -333,7 +340,7 @@ _NAMES = {
     "_engine.base": "instrument",
     "_engine.base.address": "AddressError ChannelAddr",
     "_engine.base.duration": "parse_duration",
-    "_engine.base.errors": "DeadlockError format_remote headline is_engine_frame",
+    "_engine.base.errors": "DeadlockError format_remote headline is_engine_frame is_package_frame",
     "_engine.base.failure": "Failure",
     "_engine.base.home": "HOME",
     "_engine.base.identity": "LABEL_LIMIT normalize_label to_base58",

@@ -99,11 +99,10 @@ def execute(words: Sequence[str]) -> int:
 
 def run_command(name: str, options: argparse.Namespace) -> int:
     """Run a command with its parsed options. Return its exit status, and raise its errors."""
-    # Modules of this directory define the jobs.
-    if _COMMANDS[name][0] in ("jobs", "status", "logs", "run"):
-        from monarch._spi import with_folder, working_directory
+    if _COMMANDS[name][0] in ("jobs", "run"):
+        from monarch.cli.job_modules import find_modules_here
 
-        sys.path[:] = with_folder(sys.path, working_directory())
+        find_modules_here()
     status: int = options.run(options)
     return status
 

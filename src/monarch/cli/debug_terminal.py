@@ -2,7 +2,8 @@
 
 The debugger speaks plain text and has no frames, so a prompt is recognized by its text at the end
 of what has arrived. It is left to the line editor (readline), which draws it again after each key.
-Text that comes while a line is edited, such as the end of a session, is printed above the line.
+Text that comes while a line is edited, such as the end of a session, is printed in its place, and
+the line is drawn again at the next key.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class _Dialogue:
             self._changed.wait_for(lambda: self._prompt is not None or self._ended)
             found, self._prompt = self._prompt, None
             self._editing = found is not None
+            self.at_console = found == _CONSOLE
             return found
 
     def send(self, line: str) -> None:
@@ -103,7 +105,6 @@ def converse(sock: socket.socket) -> None:
         readline.read_history_file(path)
     try:
         while (prompt := dialogue.prompt()) is not None:
-            dialogue.at_console = prompt == _CONSOLE
             dialogue.send(input(_coloured(prompt)))
     except (EOFError, KeyboardInterrupt):
         print()

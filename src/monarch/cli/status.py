@@ -8,6 +8,8 @@ import sys
 import time
 from typing import Any
 
+from monarch.cli.job_modules import find_modules_here
+
 __all__ = ["add_gc", "add_ps", "add_status", "saved"]
 
 
@@ -58,6 +60,7 @@ def saved(name: str | None) -> tuple[str, Any]:
     from monarch.job import DEFAULT_JOB_PATH, job_load
     from monarch.job.current import active_context, state_file
 
+    find_modules_here()
     context = name or active_context()
     path = state_file(context)
     if not os.path.exists(path) and context == active_context():

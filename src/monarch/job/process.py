@@ -61,6 +61,7 @@ __all__ = ["ProcessJob", "hosts_from_config"]
 _START_LIMIT = 60.0  # seconds within which a host has to listen
 _GRACE = 5.0  # seconds between SIGTERM and SIGKILL
 _PREFIX = "monarch-process-job-"
+_LOG_DIR = "MONARCH_LOG_DIR"
 _HOST = "from monarch.job.process import serve; serve(sys.argv[1], *map(int, sys.argv[2:]))"
 
 
@@ -194,9 +195,9 @@ class ProcessJob(JobTrait):
         line, theirs = lifeline.add(self._folder)
         fds = [theirs.fileno(), *lock_of(self._folder)]
         environ = {
-            "MONARCH_LOG_DIR": proc_logs(self._folder),
             **os.environ,
             **self._env,
+            _LOG_DIR: self._proc_logs(),
             "HYPERACTOR_PROCESS_NAME": name,
             "MONARCH_JOB_SECRET_FILE": secret_file(self._folder),
         }
@@ -304,8 +305,8 @@ class ProcessJob(JobTrait):
         ]
 
     def _proc_logs(self) -> str:
-        variable = "MONARCH_LOG_DIR"
-        return self._env.get(variable) or os.environ.get(variable) or proc_logs(self._folder)
+        default = os.environ.get(_LOG_DIR, proc_logs(self._folder))
+        return self._env.get(_LOG_DIR, default)
 
     def _dead(self) -> list[tuple[int, str, OsProcess]]:
         hosts = [(mesh, process) for mesh, hosts in self._hosts.items() for _, process in hosts]

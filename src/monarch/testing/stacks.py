@@ -8,12 +8,13 @@ import traceback
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from monarch._spi import is_package_frame
+
 if TYPE_CHECKING:
     from monarch.testing.scheduler import Strand
 
 __all__ = ["describe_strand", "describe_tasks", "stack_of"]
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _STANDARD = os.path.dirname(os.__file__)
 
 
@@ -91,4 +92,4 @@ def _is_users(filename: str) -> bool:
     if filename.startswith("<"):
         return filename.startswith("<doctest") or filename == "<stdin>"
     inside_standard = filename.startswith(_STANDARD) and "site-packages" not in filename
-    return not filename.startswith(_PACKAGE) and not inside_standard
+    return not is_package_frame(filename) and not inside_standard

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import pty
 import re
-import select
 import signal
-import struct
 import subprocess
 import sys
-import termios
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +15,7 @@ import pytest
 
 from monarch.actor import this_host
 from monarch.job import job_load, shell
+from tests.terminal import Terminal
 
 WAIT = 60.0
 
@@ -28,55 +23,6 @@ JOB = """
 from monarch.job import ProcessJob
 job = ProcessJob({"a": 2, "b": 1})
 """
-
-
-class Terminal:
-    """A terminal with a command that runs in it; the test acts as its user."""
-
-    def __init__(self, *command: str) -> None:
-        self._fd, other = pty.openpty()
-        self.resize(30, 100)
-        self.before = termios.tcgetattr(other)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "monarch.cli", *command],
-            stdin=other,
-            stdout=other,
-            stderr=other,
-            env={**os.environ, "SHELL": "/bin/bash", "HOME": os.getcwd(), "TERM": "xterm-of-test"},
-        )
-        self._other = other
-        self._seen = ""
-
-    def resize(self, rows: int, columns: int) -> None:
-        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-
-    def type(self, text: str) -> None:
-        os.write(self._fd, text.encode())
-
-    def expect(self, pattern: str) -> re.Match[str]:
-        """Wait until the pattern appears on the screen after the previous match."""
-        deadline = time.monotonic() + WAIT
-        while not (found := re.search(pattern, self._seen)):
-            wait = deadline - time.monotonic()
-            assert wait > 0, f"{pattern!r} is not in {self._seen!r}"
-            if select.select([self._fd], [], [], wait)[0]:
-                self._seen += os.read(self._fd, 65536).decode()
-        self._seen = self._seen[found.end() :]
-        return found
-
-    def is_as_before(self) -> bool:
-        return termios.tcgetattr(self._other) == self.before
-
-    def hang_up(self) -> None:
-        """Close the user's side of the terminal."""
-        os.close(self._fd)
-
-    def close(self) -> None:
-        for fd in (self._fd, self._other):
-            with contextlib.suppress(OSError):  # already hung up
-                os.close(fd)
-        self.process.kill()
-        self.process.wait()
 
 
 @pytest.fixture
@@ -94,7 +40,8 @@ def described(directory: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def terminal(*command: str) -> Iterator[Terminal]:
-    made = Terminal(*command)
+    shell = {"SHELL": "/bin/bash", "HOME": os.getcwd(), "TERM": "xterm-of-test"}
+    made = Terminal(sys.executable, "-m", "monarch.cli", *command, **shell)
     try:
         yield made
     finally:

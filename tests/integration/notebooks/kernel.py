@@ -19,7 +19,7 @@ WAIT = 60.0
 
 
 class Cell(SimpleNamespace):
-    """What is under a cell: text of its streams, displayed results, the error."""
+    """The output of a cell: text of its streams, displayed results, the error."""
 
     text: str
     shown: list[dict[str, Any]]

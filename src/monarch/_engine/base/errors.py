@@ -31,6 +31,7 @@ __all__ = [
     "UnhandledFaultHookException",
     "WouldBlockRuntime",
     "is_engine_frame",
+    "is_package_frame",
     "user_stacklevel",
 ]
 
@@ -146,11 +147,17 @@ def _without_text(exception: BaseException, problem: BaseException) -> str:
 
 
 _ENGINE_DIR = __file__.rsplit("base", 1)[0]
+_PACKAGE_DIR = __file__.rsplit("_engine", 1)[0]
 
 
 def is_engine_frame(filename: str) -> bool:
     """Whether the code in this file belongs to the runtime, not to the user."""
     return filename.startswith(_ENGINE_DIR)
+
+
+def is_package_frame(filename: str) -> bool:
+    """Whether the code in this file belongs to this package: to the runtime or to a feature."""
+    return filename.startswith(_PACKAGE_DIR)
 
 
 def user_stacklevel() -> int:
