@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SUPPORTED = ("3.10", "3.11", "3.12", "3.13")
+SUPPORTED = ("3.10", "3.11", "3.12", "3.13", "3.14")
 MAIN = ROOT / ".venv" / "bin" / "python"
 SET_UP = ROOT / ".ci" / "set_up.py"
 EXTRAS = "test-core"

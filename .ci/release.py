@@ -27,7 +27,7 @@ import pythons
 
 ROOT = Path(__file__).resolve().parent.parent
 DIST = ROOT / "dist"
-VERSIONS = (*pythons.SUPPORTED, "3.14", "3.13t", "3.14t")
+VERSIONS = (*pythons.SUPPORTED, "3.13t", "3.14t")
 BIN = Path(sys.executable).parent
 
 PROGRAM = """\
