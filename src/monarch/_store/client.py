@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import urllib.error
 import urllib.request
@@ -76,7 +77,9 @@ class QueryEngineClient:
             with error:
                 reason = error.read().decode(errors="replace") or error.reason
             where = self._url.rpartition("/")[0]
-            raise urllib.error.HTTPError(where, error.code, reason, error.headers, None) from None
+            refusal = urllib.error.HTTPError(where, error.code, reason, error.headers, io.BytesIO())
+            refusal.close()  # the caller needs the reason only
+            raise refusal from None
         if type(answer) is not dict:
             text = f"the answer of {path} is not an object: {str(answer)[:200]}"
             raise RuntimeError(text)

@@ -1,6 +1,7 @@
 """Runtime configuration: layers, validation, and the pytest decorators."""
 
 import asyncio
+import inspect
 
 import pytest
 
@@ -263,5 +264,5 @@ def test_parametrize_config_of_a_coroutine():
         await asyncio.sleep(0)
         return get_global_config()["tail_log_lines"]
 
-    assert asyncio.iscoroutinefunction(test)
+    assert inspect.iscoroutinefunction(test)
     assert asyncio.run(test(_config_overrides={"tail_log_lines": 13})) == 13

@@ -385,20 +385,17 @@ def test_await_off_the_loop_is_an_error(worker):
         future.__await__()
 
 
+@pytest.mark.filterwarnings("ignore:'?asyncio.*[pP]olicy:DeprecationWarning")
 def test_await_on_another_event_loop_policy(worker):
     class Policy(asyncio.DefaultEventLoopPolicy):
         pass
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        before = asyncio.get_event_loop_policy()
-        asyncio.set_event_loop_policy(Policy())
+    before = asyncio.get_event_loop_policy()
+    asyncio.set_event_loop_policy(Policy())
     try:
         assert asyncio.run(_await(worker.echo.call_one(1))) == 1
     finally:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            asyncio.set_event_loop_policy(before)
+        asyncio.set_event_loop_policy(before)
 
 
 def test_many_awaits_at_once(pair):

@@ -319,6 +319,7 @@ def test_an_actors_loop_keeps_context_variables_apart(loop: asyncio.AbstractEven
     assert asyncio.run_coroutine_threadsafe(look(), loop).result(WAIT) == 0
 
 
+@pytest.mark.filterwarnings("ignore:'?asyncio.*[pP]olicy:DeprecationWarning")
 def test_a_policy_of_the_program_makes_the_loops() -> None:
     class Loop(asyncio.SelectorEventLoop):
         pass
