@@ -102,7 +102,7 @@ class _OnMesh:
 
     def _refuse(self, name: str, given: int, noun: str, count: int) -> None:
         raise ValueError(
-            f"{name}={given}, but {self._procs} has {count} {noun}: the mesh decides, so leave "
+            f"{name}={given} does not fit {self._procs}, {noun}: {count}. The mesh decides: leave "
             f"{name} out"
         )
 
