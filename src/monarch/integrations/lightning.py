@@ -54,8 +54,9 @@ class _OnMesh:
     _launcher_class: Callable[[Any, ProcMesh], Any]
 
     def __init__(self, procs: ProcMesh, **options: Any) -> None:
-        # (Not what Lightning would find here, such as a batch job of Slurm that the script is in.)
-        super().__init__(cluster_environment=LightningEnvironment(), **options)
+        inherited: Any = super()
+        # Not what Lightning would find here, such as a batch job of Slurm that the script is in.
+        inherited.__init__(cluster_environment=LightningEnvironment(), **options)
         sizes = procs.extent.sizes
         self._procs = procs
         self._per_host = sizes[-1] if sizes else 1
@@ -107,7 +108,7 @@ class _OnMesh:
         )
 
 
-class _Launcher(_MultiProcessingLauncher):
+class _Launcher(_MultiProcessingLauncher):  # type: ignore[misc]
     """Runs a function of the Trainer on a mesh."""
 
     def __init__(self, strategy: Any, procs: ProcMesh) -> None:
@@ -154,7 +155,7 @@ class _Launcher(_MultiProcessingLauncher):
         return {**super().__getstate__(), "_mesh": None}
 
 
-class _LauncherOfFabric(_FabricLauncher):
+class _LauncherOfFabric(_FabricLauncher):  # type: ignore[misc]
     """Runs a function of Fabric on a mesh."""
 
     def __init__(self, strategy: Any, procs: ProcMesh) -> None:
@@ -201,7 +202,7 @@ def _run(
     return move_data_to_device(results, "cpu") if strategy.global_rank == 0 else None
 
 
-class MonarchStrategy(_OnMesh, DDPStrategy):
+class MonarchStrategy(_OnMesh, DDPStrategy):  # type: ignore[misc]
     """Runs a Trainer on the processes of a mesh, with DistributedDataParallel.
 
     Args:
@@ -230,7 +231,7 @@ class MonarchStrategy(_OnMesh, DDPStrategy):
     _launcher_class = _Launcher
 
 
-class MonarchFabricStrategy(_OnMesh, FabricDDPStrategy):
+class MonarchFabricStrategy(_OnMesh, FabricDDPStrategy):  # type: ignore[misc]
     """Runs ``fabric.launch(function)`` on the processes of a mesh, with DistributedDataParallel.
 
     Args:
