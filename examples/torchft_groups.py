@@ -28,7 +28,7 @@ except ImportError as missing:
     sys.exit(f"{missing}. Try: pip install 'pymonarch[torchft]'")
 
 import monarch.actor
-from monarch.actor import Actor, Channel, Port, SupervisionError, endpoint, this_host
+from monarch.actor import Actor, ActorError, Channel, Port, SupervisionError, endpoint, this_host
 from monarch.recipes import first
 from monarch.spmd import setup_torch_elastic_env
 
@@ -61,6 +61,7 @@ class Trainer(Actor):
             hostname="localhost",
             lighthouse_addr=lighthouse,
             replica_id=f"group_{self.group}",
+            init_sync=False,  # all have the same first weights
         )
         return os.getpid()
 
@@ -129,6 +130,7 @@ def train(count: int, width: int, steps: int, kill: int) -> list[list[float]]:
         group.train(steps, count)
 
     weights: list[list[float]] = []
+    restarts = 3
     arrival = arrivals.recv()
     seen = 0
     while groups:
@@ -148,7 +150,11 @@ def train(count: int, width: int, steps: int, kill: int) -> list[list[float]]:
         groups.remove(group)
         try:
             weights += ended.get().values()
-        except SupervisionError:
+        except (SupervisionError, ActorError):
+            # The process that was killed, or the error of another one of the group, which is first.
+            if not restarts:
+                raise
+            restarts -= 1
             group.procs.stop().get()
             again = Group(group.number, width, progress)
             again.join(address)
