@@ -91,7 +91,9 @@ def module_exists(named: str) -> bool:
     for end in range(len(rest), -1, -1):
         try:
             found = importlib.import_module(".".join([first, *rest[:end]]))
-        except ImportError:
+        except ImportError as error:
+            if not (error.name or "monarch").startswith("monarch"):
+                return True  # a module that needs an extra which is not installed
             continue
         for attribute in rest[end:]:
             try:

@@ -41,6 +41,7 @@ def needs(*modules: str) -> pytest.MarkDecorator:
 
 
 NEEDED = {
+    "accelerate_mesh": ("accelerate",),
     "checkpoint_fanout": ("numpy", "rich"),
     "crawler": (),
     "ddp_actors": ("torch",),
@@ -49,12 +50,15 @@ NEEDED = {
     "grpo": ("torch", "numpy"),
     "demo_slurm": ("torch", "sklearn", "matplotlib", "rich"),
     "demo_hosts": ("torch", "sklearn", "matplotlib", "rich", "cryptography"),
+    "lightning_mesh": ("lightning",),
     "parameter_server": ("torch",),
     "ping_pong": (),
     "rdma_parameter_server": ("numpy", "rich"),
     "rdma_ping_pong": (),
     "simulate_step": ("torch",),
     "spmd_job": ("torch", "sklearn"),
+    "torchft_groups": ("torchft",),
+    "torchtitan_mesh": ("torchtitan", "triton"),
     "train_digits": ("torch", "sklearn", "matplotlib", "rich"),
     "train_digits_ddp": ("torch", "sklearn"),
     "train_digits_replicas": ("torch", "sklearn", "rich"),
@@ -125,6 +129,10 @@ for sys.argv in ([sys.argv[1], "--help"], sys.argv[1:]):  # what it imports take
         ("getting_started", "--hosts"),
         ("rdma_ping_pong", "--megabytes"),
         ("spmd_job", "--procs"),
+        ("torchtitan_mesh", "--procs"),
+        pytest.param("accelerate_mesh", "--procs", marks=needs("accelerate")),
+        pytest.param("lightning_mesh", "--procs", marks=needs("lightning")),
+        pytest.param("torchft_groups", "--groups", marks=needs("torchft")),
         pytest.param("ddp_actors", "--procs", marks=with_torch),
         pytest.param("parameter_server", "--workers", marks=with_torch),
         pytest.param("rdma_parameter_server", "--workers", marks=with_numpy),
@@ -164,6 +172,10 @@ def test_help_names_the_options_and_a_mesh_of_nobody_is_refused(
         ("train_digits", "torch"),
         ("train_digits_tensors", "sklearn"),
         ("simulate_step", "torch"),
+        ("accelerate_mesh", "accelerate"),
+        ("lightning_mesh", "lightning"),
+        ("torchft_groups", "torchft"),
+        ("torchtitan_mesh", "torchtitan"),
         ("transformer", "torch"),
         ("transformer_pipeline", "torch"),
         ("transformer_tensor_parallel", "torch"),
@@ -231,6 +243,53 @@ def test_ddp_actors(tmp_path: Path) -> None:
     done = example("ddp_actors", "--procs", "2", "--steps", "60", cwd=tmp_path)
     assert number(r"loss ([\d.]+) after", done.stdout) < 1e-4
     assert "The parameters of all 2 processes are equal." in done.stdout
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@needs("accelerate")
+def test_accelerate_mesh(tmp_path: Path) -> None:
+    out = example("accelerate_mesh", "--epochs", "2", cwd=tmp_path).stdout
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+): the plane is", out)]
+    assert len(losses) == 2
+    assert losses[1] < losses[0] < 2
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@needs("lightning")
+def test_lightning_mesh(tmp_path: Path) -> None:
+    """The second fit goes on from the checkpoint of the first."""
+    out = example("lightning_mesh", cwd=tmp_path).stdout
+    assert re.findall(r"^epoch (\d): loss ", out, re.MULTILINE) == ["2", "4"]
+    first, second = (float(loss) for loss in re.findall(r"loss ([\d.]+)", out))
+    assert second < first
+    plane = [float(value) for value in re.findall(r"-?\d+\.\d+", out.splitlines()[-1])]
+    assert plane == pytest.approx([2, -3, 0.5, 1], abs=0.1)
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.failures
+@needs("torchft")
+def test_torchft_groups(tmp_path: Path) -> None:
+    """A group that is killed comes back with the state of the other, which had gone on."""
+    options = ("--procs", "2", "--steps", "60", "--kill", "20")
+    out = example("torchft_groups", *options, cwd=tmp_path).stdout
+    assert re.findall(r"(\d) of 2 groups take part", out)[-3:] == ["2", "1", "2"]
+    assert "a process of group 0 is killed" in out
+    assert "The weights of all 4 processes are equal." in out
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@needs("torchtitan", "triton")
+@pytest.mark.parametrize("kind", [(), ("--tensor",)], ids=["data", "tensor"])
+def test_torchtitan_mesh(tmp_path: Path, kind: tuple[str, ...]) -> None:
+    out = example("torchtitan_mesh", "--steps", "4", *kind, cwd=tmp_path).stdout
+    losses = [float(loss) for loss in re.findall(r"^step \d: loss ([\d.]+)$", out, re.MULTILINE)]
+    assert len(losses) == 4
+    assert losses[-1] < losses[0] - 0.2
 
 
 def test_crawler(tmp_path: Path) -> None:
