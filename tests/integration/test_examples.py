@@ -45,6 +45,7 @@ NEEDED = {
     "crawler": (),
     "ddp_actors": ("torch",),
     "debugging": (),
+    "distributed_tensors": ("torch", "sklearn"),
     "getting_started": (),
     "grpo": ("torch", "numpy"),
     "demo_slurm": ("torch", "sklearn", "matplotlib", "rich"),
@@ -126,6 +127,7 @@ for sys.argv in ([sys.argv[1], "--help"], sys.argv[1:]):  # what it imports take
         ("rdma_ping_pong", "--megabytes"),
         ("spmd_job", "--procs"),
         pytest.param("ddp_actors", "--procs", marks=with_torch),
+        pytest.param("distributed_tensors", "--procs", marks=with_ddp),
         pytest.param("parameter_server", "--workers", marks=with_torch),
         pytest.param("rdma_parameter_server", "--workers", marks=with_numpy),
         pytest.param("weight_sync", "--generators", marks=with_numpy),
@@ -157,6 +159,7 @@ def test_help_names_the_options_and_a_mesh_of_nobody_is_refused(
 @pytest.mark.parametrize(
     ("name", "package"),
     [
+        ("distributed_tensors", "sklearn"),
         ("parameter_server", "torch"),
         ("rdma_parameter_server", "numpy"),
         ("weight_sync", "rich"),
@@ -479,6 +482,23 @@ def test_train_digits_tensors_learns_as_train_digits_does(undisturbed: str, tmp_
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
     assert number(r"test accuracy: ([\d.]+)", out) >= 0.95
     assert (tmp_path / "made" / "digits_tensors_loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@with_ddp
+@pytest.mark.parametrize("procs", ["1", "2"])
+def test_distributed_tensors_learn_as_one_process_does(procs: str, tmp_path: Path) -> None:
+    """With averages on a stream that borrows, and from mesh to mesh; an error spoils no more."""
+    options = ("--procs", procs, "--steps", "25")
+    out = example("distributed_tensors", *options, cwd=tmp_path).stdout
+    assert "one that failed: RemoteException, " in out
+    first, last = (float(each) for each in re.findall(r"falls from ([\d.]+) to ([\d.]+)\.", out)[0])
+    assert last < first / 2
+    assert re.findall(r"step  25  loss ([\d.]+)", out) == [f"{last:.4f}"] * 2
+    differences = re.findall(r"greatest difference of a loss, [\w ]+: ([\d.e+-]+)", out)
+    assert len(differences) == 2
+    assert max(map(float, differences)) <= 1e-9
 
 
 class Launch:
