@@ -48,6 +48,7 @@ NEEDED = {
     "distributed_tensors": ("torch", "sklearn"),
     "getting_started": (),
     "grpo": ("torch", "numpy"),
+    "grpo_ports": ("torch", "numpy"),
     "demo_slurm": ("torch", "sklearn", "matplotlib", "rich"),
     "demo_hosts": ("torch", "sklearn", "matplotlib", "rich", "cryptography"),
     "parameter_server": ("torch",),
@@ -128,6 +129,8 @@ for sys.argv in ([sys.argv[1], "--help"], sys.argv[1:]):  # what it imports take
         ("spmd_job", "--procs"),
         pytest.param("ddp_actors", "--procs", marks=with_torch),
         pytest.param("distributed_tensors", "--procs", marks=with_ddp),
+        pytest.param("grpo", "--generators", marks=with_torch),
+        pytest.param("grpo_ports", "--generators", marks=with_torch),
         pytest.param("parameter_server", "--workers", marks=with_torch),
         pytest.param("rdma_parameter_server", "--workers", marks=with_numpy),
         pytest.param("weight_sync", "--generators", marks=with_numpy),
@@ -160,6 +163,8 @@ def test_help_names_the_options_and_a_mesh_of_nobody_is_refused(
     ("name", "package"),
     [
         ("distributed_tensors", "sklearn"),
+        ("grpo", "torch"),
+        ("grpo_ports", "torch"),
         ("parameter_server", "torch"),
         ("rdma_parameter_server", "numpy"),
         ("weight_sync", "rich"),
@@ -251,10 +256,41 @@ def test_crawler(tmp_path: Path) -> None:
 @pytest.mark.slow
 @with_torch
 def test_grpo(tmp_path: Path) -> None:
-    out = example("grpo", "--steps", "40", cwd=tmp_path).stdout
-    assert re.search(r"^   40  +\d\.\d+  +\d+\.\d+  +\d+ steps$", out, re.MULTILINE)
-    assert re.search(r"^40 steps in .* s, \d+ batches were generated$", out, re.MULTILINE)
-    assert re.search(r"^right answers: +\d+%$", out, re.MULTILINE)
+    """The reward grows, and the policy has learned more sums than it could guess."""
+    out = example("grpo", "--steps", "100", cwd=tmp_path).stdout
+    shown = re.findall(
+        r"^ +(\d+) +-?\d+\.\d+  +(\d+\.\d+)  +\d+\.\d+  +\d+ steps$", out, re.MULTILINE
+    )
+    assert [int(step) for step, _ in shown] == [*range(10, 101, 10)]
+    rewards = [float(reward) for _, reward in shown]
+    assert sum(rewards[-2:]) > sum(rewards[:2]) + 0.5
+    assert number(r"100 steps in .* s, (\d+) batches were generated", out) >= 100
+    assert number(r"\nright answers: +(\d+)%\n", out) >= 40
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@with_torch
+def test_grpo_by_ports(tmp_path: Path) -> None:
+    """Each order for a batch is one step of the trainer; the reward grows."""
+    out = example("grpo_ports", "--steps", "25", "--generators", "2", cwd=tmp_path).stdout
+    steps = re.findall(
+        r"^\[trainer\] step (\d\d)  reward=([+-][\d.]+)  ppo_loss=[+-][\d.]+  kl=\+[\d.]+  "
+        r"weights ([012]) steps old$",
+        out,
+        re.MULTILINE,
+    )
+    assert [int(step) for step, _, _ in steps] == [*range(25)]
+    rewards = [float(reward) for _, reward, _ in steps]
+    assert sum(rewards[-5:]) > sum(rewards[:5]) + 1
+    assert "[controller] training complete at step 25" in out
+
+
+@pytest.mark.torch
+@with_torch
+def test_grpo_by_ports_with_more_generators_than_steps(tmp_path: Path) -> None:
+    out = example("grpo_ports", "--steps", "1", "--generators", "2", cwd=tmp_path).stdout
+    assert "[controller] training complete at step 1," in out
 
 
 @pytest.mark.torch
