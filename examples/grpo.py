@@ -46,7 +46,7 @@ from monarch.recipes import Closed, Queue
 
 PROMPTS = 32  # of a batch
 COMPLETIONS = 16  # of a prompt: a group
-CLIP, KL = 0.2, 0.01
+CLIP, KL, RATE = 0.2, 0.01, 3e-3
 NONE = torch.empty(0)
 
 
@@ -157,10 +157,24 @@ class Learner(Actor):
         torch.manual_seed(seed)
         self.policy, self.reference = Policy(), Policy()
         self.reference.load_state_dict(self.policy.state_dict())
-        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=3e-3)
+        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=RATE)
         self.version = 0
         self.memory = [flat(self.policy), flat(self.policy)]
         self.buffers = [RDMABuffer(memory.view(torch.uint8).numpy()) for memory in self.memory]
+
+    def step(self, groups: Groups) -> tuple[float, float]:
+        """Make one step; return the loss, and the distance to the reference policy."""
+        with torch.no_grad():
+            before = self.reference.log_prob(in_groups(groups.prompts), groups.completions)
+        loss, distance = objective(self.policy, groups._replace(before=before))
+        self.optimizer.zero_grad()
+        (loss + KL * distance).backward()
+        self.optimizer.step()
+        return loss.item(), distance.item()
+
+    def vector(self) -> Tensor:
+        """Return the weights of the policy."""
+        return flat(self.policy)
 
     @endpoint
     def weights(self) -> tuple[int, RDMABuffer]:
@@ -174,26 +188,19 @@ class Learner(Actor):
 
     @endpoint
     def learn(self, groups: Groups) -> dict[str, float]:
-        """Make one step."""
-        with torch.no_grad():
-            before = self.reference.log_prob(in_groups(groups.prompts), groups.completions)
-        loss, distance = objective(self.policy, groups._replace(before=before))
-        self.optimizer.zero_grad()
-        (loss + KL * distance).backward()
-        self.optimizer.step()
-        self.memory[(self.version + 1) % 2].copy_(flat(self.policy))
+        """Make one step, and publish the weights; return figures of the step."""
+        loss, distance = self.step(groups)
+        age = self.version - groups.version
+        self.memory[(self.version + 1) % 2].copy_(self.vector())
         self.version += 1
-        return {
-            "loss": float(loss.detach()),
-            "reward": float(groups.rewards.mean()),
-            "kl": float(distance.detach()),
-            "age": self.version - 1 - groups.version,
-        }
+        return {"loss": loss, "reward": float(groups.rewards.mean()), "kl": distance, "age": age}
 
     @endpoint
     def accuracy(self) -> float:
-        """Return the part of all prompts that the policy answers with the sum."""
-        return right_answers(self.policy)
+        """Return the part of all prompts that the newest policy answers with the sum."""
+        policy = Policy()
+        nn.utils.vector_to_parameters(self.memory[self.version % 2], policy.parameters())
+        return right_answers(policy)
 
 
 class Generator(Actor):
@@ -262,11 +269,14 @@ class Result(NamedTuple):
 
 
 def train(
-    steps: int, generators: int, seed: int, show: Callable[[int, dict[str, float]], object]
+    learner: Learner,
+    steps: int,
+    generators: int,
+    seed: int,
+    show: Callable[[int, dict[str, float]], object],
 ) -> Result:
     """Train; call `show` after each step with its number, from 1, and its figures."""
     host = this_host()
-    learner = host.spawn_procs(name="learner").spawn("learner", Learner, seed)
     scorer = host.spawn_procs(name="scorer").spawn("scorer", Scorer)
     made, scored = Queue[Groups](maxsize=2), Queue[Groups](maxsize=2)
     calls: list[Future[int]] = []
@@ -328,11 +338,8 @@ def parser(description: str) -> argparse.ArgumentParser:
     return made
 
 
-def main() -> None:
-    made = parser("GRPO with actors.")
-    made.add_argument("--steps", type=positive, default=200, help="of the learner")
-    made.add_argument("--generators", type=positive, default=2, help="processes that generate")
-    args = made.parse_args()
+def run(learner: Learner, args: argparse.Namespace, picture: str) -> None:
+    """Train; print what happens, and draw the rewards."""
     rewards: list[float] = []
 
     def show(step: int, found: dict[str, float]) -> None:
@@ -341,16 +348,25 @@ def main() -> None:
             figures = "{loss:6.3f}  {reward:6.3f}  {kl:5.2f}  {age:4.0f} steps".format(**found)
             print(f"{step:5}  {figures}", flush=True)
 
-    print(" step    loss  reward     kl  weights' age")
+    print(" step    loss  reward     kl  weights' age", flush=True)
     began = time.monotonic()
-    result = train(args.steps, args.generators, args.seed, show)
+    result = train(learner, args.steps, args.generators, args.seed, show)
     seconds = time.monotonic() - began
     print(f"{args.steps} steps in {seconds:.1f} s, {result.batches} batches were generated")
     for event in result.lost:
         print(f"generator {event.rank} was lost, and replaced after {event.seconds:.1f} s")
     print(f"right answers: {result.accuracy:.0%}")
     title = f"GRPO: two digits are added (right answers: {result.accuracy:.0%})"
-    draw(rewards, title, args.out / "grpo_reward.png")
+    draw(rewards, title, args.out / picture)
+
+
+def main() -> None:
+    made = parser("GRPO with actors.")
+    made.add_argument("--steps", type=positive, default=200, help="of the learner")
+    made.add_argument("--generators", type=positive, default=2, help="processes that generate")
+    args = made.parse_args()
+    learner = this_host().spawn_procs(name="learner").spawn("learner", Learner, args.seed)
+    run(learner, args, "grpo_reward.png")
 
 
 if __name__ == "__main__":

@@ -124,7 +124,7 @@ class Trainer(Stage):
         torch.set_num_threads(1)
         self.policy = Policy()
         torch.nn.utils.vector_to_parameters(weights, self.policy.parameters())
-        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=3e-3)
+        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=grpo.RATE)
         self.generators, self.scorer = generators, scorer
 
     @endpoint

@@ -49,6 +49,8 @@ NEEDED = {
     "getting_started": (),
     "grpo": ("torch", "numpy"),
     "grpo_ports": ("torch", "numpy"),
+    "grpo_sim": ("torch", "numpy"),
+    "grpo_tensors": ("torch", "numpy"),
     "demo_slurm": ("torch", "sklearn", "matplotlib", "rich"),
     "demo_hosts": ("torch", "sklearn", "matplotlib", "rich", "cryptography"),
     "parameter_server": ("torch",),
@@ -131,6 +133,8 @@ for sys.argv in ([sys.argv[1], "--help"], sys.argv[1:]):  # what it imports take
         pytest.param("distributed_tensors", "--procs", marks=with_ddp),
         pytest.param("grpo", "--generators", marks=with_torch),
         pytest.param("grpo_ports", "--generators", marks=with_torch),
+        pytest.param("grpo_sim", "--generators", marks=with_torch),
+        pytest.param("grpo_tensors", "--procs", marks=with_torch),
         pytest.param("parameter_server", "--workers", marks=with_torch),
         pytest.param("rdma_parameter_server", "--workers", marks=with_numpy),
         pytest.param("weight_sync", "--generators", marks=with_numpy),
@@ -165,6 +169,8 @@ def test_help_names_the_options_and_a_mesh_of_nobody_is_refused(
         ("distributed_tensors", "sklearn"),
         ("grpo", "torch"),
         ("grpo_ports", "torch"),
+        ("grpo_sim", "torch"),
+        ("grpo_tensors", "torch"),
         ("parameter_server", "torch"),
         ("rdma_parameter_server", "numpy"),
         ("weight_sync", "rich"),
@@ -284,6 +290,53 @@ def test_grpo_by_ports(tmp_path: Path) -> None:
     rewards = [float(reward) for _, reward, _ in steps]
     assert sum(rewards[-5:]) > sum(rewards[:5]) + 1
     assert "[controller] training complete at step 25" in out
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@with_torch
+def test_grpo_on_a_mesh(tmp_path: Path) -> None:
+    """The processes of the mesh have equal weights, and the policy learns."""
+    options = ("--steps", "80", "--procs", "4")
+    out = example("grpo_tensors", *options, cwd=tmp_path).stdout
+    rewards = [
+        float(each) for each in re.findall(r"^ +\d+ +-?[\d.]+  +([\d.]+) ", out, re.MULTILINE)
+    ]
+    assert len(rewards) == 10
+    assert sum(rewards[-2:]) > sum(rewards[:2]) + 0.3
+    assert number(r"difference of a weight between the processes: ([\d.e-]+)", out) == 0
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@with_torch
+@pytest.mark.parametrize("tensors", [False, True])
+def test_simulated_grpo_survives_crashes_and_repeats(tensors: bool, tmp_path: Path) -> None:
+    """A killed generator begins again at once, and the seed determines the run."""
+    options = [
+        "--steps",
+        "30",
+        "--crashes",
+        "2",
+        "--seed",
+        "3",
+        *(["--tensors"] if tensors else []),
+    ]
+    out = example("grpo_sim", *options, cwd=tmp_path).stdout
+    killed = re.findall(
+        r"^ +([\d:.]+)  (generators-\d) is killed by signal 9\n +\1  \2 begins$", out, re.MULTILINE
+    )
+    assert len(killed) == 2
+    assert "\nonce more with this seed: the same events and numbers\n" in out
+    assert number(r"step 30 is done (\d+) virtual seconds earlier", out) > 0
+    rewards = [float(each) for each in re.findall(r" reward ([\d.]+)$", out, re.MULTILINE)]
+    assert len(rewards) == 10
+    if tensors:
+        assert number(r"a step takes ([\d.]+) ms on simulated GPUs", out) > 0
+    else:
+        assert sum(rewards[-3:]) > sum(rewards[:3]) + 0.3
+        again = example("grpo_sim", *options, cwd=tmp_path).stdout
+        assert again.partition("simulated ")[0] == out.partition("simulated ")[0]
 
 
 @pytest.mark.torch
