@@ -59,6 +59,7 @@ NEEDED = {
     "rdma_ping_pong": (),
     "simulate_step": ("torch",),
     "spmd_job": ("torch", "sklearn"),
+    "titan_like": ("torch",),
     "train_digits": ("torch", "sklearn", "matplotlib", "rich"),
     "train_digits_ddp": ("torch", "sklearn"),
     "train_digits_replicas": ("torch", "sklearn", "rich"),
@@ -144,6 +145,7 @@ for sys.argv in ([sys.argv[1], "--help"], sys.argv[1:]):  # what it imports take
         pytest.param("train_digits_replicas", "--groups", marks=with_extras),
         pytest.param("train_digits_tensors", "--procs", marks=with_extras),
         pytest.param("simulate_step", "--hosts", marks=with_torch),
+        pytest.param("titan_like", "--replicas", marks=with_torch),
         pytest.param("transformer", "--steps", marks=with_torch),
         pytest.param("transformer_pipeline", "--stages", marks=with_torch),
         pytest.param("transformer_tensor_parallel", "--procs", marks=with_torch),
@@ -178,6 +180,7 @@ def test_help_names_the_options_and_a_mesh_of_nobody_is_refused(
         ("train_digits", "torch"),
         ("train_digits_tensors", "sklearn"),
         ("simulate_step", "torch"),
+        ("titan_like", "torch"),
         ("transformer", "torch"),
         ("transformer_pipeline", "torch"),
         ("transformer_tensor_parallel", "torch"),
@@ -755,6 +758,30 @@ def test_a_divided_transformer_has_the_losses_of_one_process(
     assert number(r"greatest difference of a loss: ([\d.e-]+)", out) <= 1e-6
     apart, together = re.findall(r"step   12/12  loss ([\d.]+)", out)
     assert apart == together
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@with_torch
+def test_titan_like_goes_on_without_a_killed_replica(tmp_path: Path) -> None:
+    """The loss falls, and each bit of the weights is that of a training without a kill."""
+    words = ("titan_like", "--steps", "60", "--kill-at")
+    out = example(*words, "20", cwd=tmp_path).stdout
+    assert "\nreplica 1 is killed\n" in out
+    members = re.findall(r"^replicas from step (\d+) on: ([\d, ]+)$", out, re.MULTILINE)
+    assert int(members[0][0]) > 20
+    assert [present for _, present in members] in (["0"], ["0", "0, 1"])  # busy machines: too late
+    assert number(r"replica 1 was replaced ([\d.]+) s after its loss", out) > 0
+    losses = [float(each) for each in re.findall(r"^step +\d+  loss ([\d.]+) ", out, re.MULTILINE)]
+    assert len(losses) == 6
+    assert losses[-1] < losses[0]
+    assert number(r"loss on text that was held out: ([\d.]+)", out) < 2.7
+    assert "\nThe replicas are equal in each bit: 0, 1\n" in out
+    assert (tmp_path / "out" / "titan_like.png").read_bytes().startswith(b"\x89PNG")
+
+    calm = example(*words, cwd=tmp_path).stdout
+    checksum = r"checksum of the weights: (\w+)"
+    assert re.findall(checksum, calm) == re.findall(checksum, out)
 
 
 class Demo:
