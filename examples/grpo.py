@@ -1,6 +1,6 @@
 """Reinforcement learning with actors: generators, a scorer and a learner, none waiting for all.
 
-    python examples/grpo.py [--steps 600] [--generators 2] [--seed 0]
+    python examples/grpo.py [--steps 200] [--generators 2] [--seed 0]
 
 A small policy learns to add: a prompt is two digits, a completion two digits, and the reward is 1
 if they are the sum, and a quarter for each digit that is right. The method is GRPO (Shao et al.
@@ -15,35 +15,59 @@ maximises the clipped ratio of PPO with a penalty for leaving the reference poli
 The generators make completions all the time, with weights that may be a few steps old: the ratio
 accounts for that. The learner publishes its weights in one of two buffers by turns. A generator
 reads them directly from the learner's memory, and asks afterwards whether it has read one version.
+A generator whose process is lost is replaced, while the others go on.
+
+Other programs use the parts of this one: grpo_ports.py connects them by ports, grpo_tensors.py has
+the policy on meshes, and grpo_sim.py simulates this program on a cluster whose generators crash.
+
+Needs torch and numpy: pip install 'pymonarch[examples]'. With matplotlib it also writes a picture.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-from torch import nn
-from torch.distributions import Categorical
+if __name__ == "__main__":
+    print("importing torch ...", flush=True)
+try:
+    import torch
+    from torch import Tensor, nn
+except ImportError as missing:
+    sys.exit(f"{missing}. Try: pip install 'pymonarch[examples]'")
 
-from monarch.actor import Actor, endpoint, this_host
+from monarch.actor import Actor, Future, Restarted, Supervisor, current_rank, endpoint, this_host
 from monarch.rdma import RDMABuffer
 from monarch.recipes import Closed, Queue
 
-PROMPTS = 16  # of a batch
+PROMPTS = 32  # of a batch
 COMPLETIONS = 16  # of a prompt: a group
-CLIP, KL = 0.2, 0.01
+CLIP, KL, RATE = 0.2, 0.01, 3e-3
+NONE = torch.empty(0)
 
 
 class Groups(NamedTuple):
-    """Completions, as indices of tokens: (prompts, completions, 2); and how likely they were."""
+    """Completions of prompts, and what is known of them: a row for each prompt.
+
+    Attributes:
+        version: of the weights that made them.
+        prompts: indices of tokens: (prompts, 2).
+        completions: indices of tokens: (prompts, completions, 2).
+        log_probs: how likely they were, by the policy that made them.
+        before: how likely they were, by the reference policy.
+        rewards: of the scorer.
+    """
 
     version: int
-    prompts: torch.Tensor
-    completions: torch.Tensor
-    log_probs: torch.Tensor
-    rewards: torch.Tensor
+    prompts: Tensor
+    completions: Tensor
+    log_probs: Tensor
+    before: Tensor = NONE
+    rewards: Tensor = NONE
 
 
 class Policy(nn.Module):
@@ -55,28 +79,72 @@ class Policy(nn.Module):
         self.tens = nn.Sequential(nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10))
         self.ones = nn.Sequential(nn.Linear(138, 128), nn.ReLU(), nn.Linear(128, 10))
 
-    def _prompt(self, prompts: torch.Tensor) -> torch.Tensor:
+    def read(self, prompts: Tensor) -> Tensor:
         return self.embed(prompts + torch.tensor([0, 10])).flatten(-2)
 
-    def sample(self, prompts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def second(self, known: Tensor, tens: Tensor) -> Tensor:
+        return self.ones(torch.cat([known, nn.functional.one_hot(tens, 10)], dim=-1))
+
+    def sample(self, prompts: Tensor) -> tuple[Tensor, Tensor]:
         """Return a completion of each prompt, and its log probability."""
-        known = self._prompt(prompts)
-        tens = Categorical(logits=self.tens(known)).sample()
-        told = torch.cat([known, nn.functional.one_hot(tens, 10)], dim=-1)
-        ones = Categorical(logits=self.ones(told)).sample()
-        completions = torch.stack([tens, ones], dim=-1)
+        known = self.read(prompts)
+        tens = drawn(self.tens(known))
+        completions = torch.stack([tens, drawn(self.second(known, tens))], dim=-1)
         return completions, self.log_prob(prompts, completions)
 
-    def log_prob(self, prompts: torch.Tensor, completions: torch.Tensor) -> torch.Tensor:
+    def log_prob(self, prompts: Tensor, completions: Tensor) -> Tensor:
         """Return the log probability of completions."""
-        known = self._prompt(prompts)
+        known = self.read(prompts)
         tens, ones = completions.unbind(-1)
-        told = torch.cat([known, nn.functional.one_hot(tens, 10)], dim=-1)
-        first = Categorical(logits=self.tens(known)).log_prob(tens)
-        return first + Categorical(logits=self.ones(told)).log_prob(ones)
+        return log_prob(self.tens(known), tens) + log_prob(self.second(known, tens), ones)
 
 
-def flat(policy: nn.Module) -> torch.Tensor:
+def drawn(logits: Tensor) -> Tensor:
+    """Return an index for each row of logits, drawn with their probabilities."""
+    return torch.multinomial(logits.softmax(-1).flatten(0, -2), 1).view(logits.shape[:-1])
+
+
+def log_prob(logits: Tensor, chosen: Tensor) -> Tensor:
+    return logits.log_softmax(-1).gather(-1, chosen.unsqueeze(-1)).squeeze(-1)
+
+
+def in_groups(prompts: Tensor, size: int = COMPLETIONS) -> Tensor:
+    """Return each prompt as often as it has completions."""
+    return prompts.unsqueeze(1).expand(-1, size, -1)
+
+
+def rewards_of(prompts: Tensor, completions: Tensor) -> Tensor:
+    """Return 1 for each completion that is the sum, and 0.25 for one right digit."""
+    sums = prompts.sum(dim=1)
+    right = torch.stack([sums // 10, sums % 10], dim=-1).unsqueeze(1)
+    correct = completions == right
+    return torch.where(correct.all(-1), 1.0, 0.25 * correct.sum(-1))
+
+
+def objective(policy: Policy, groups: Groups) -> tuple[Tensor, Tensor]:
+    """Return the loss of PPO, and the distance to the reference policy (KL)."""
+    now = policy.log_prob(in_groups(groups.prompts), groups.completions)
+    rewards = groups.rewards
+    spread = rewards.std(dim=1, keepdim=True) + 1e-4
+    advantages = (rewards - rewards.mean(dim=1, keepdim=True)) / spread
+    ratio = (now - groups.log_probs).exp()
+    gain = torch.min(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages)
+    left = (groups.before - now).clamp(max=5)  # so that no single completion outweighs all others
+    distance = left.exp() - left - 1
+    return -gain.mean(), distance.mean()
+
+
+def right_answers(policy: Policy) -> float:
+    """Return how often the likeliest completion is the sum, over all prompts."""
+    digits = torch.arange(10)
+    prompts = torch.cartesian_prod(digits, digits)
+    pairs = prompts.unsqueeze(0).expand(100, -1, -1)
+    with torch.no_grad():
+        likeliest = policy.log_prob(in_groups(prompts, 100), pairs).argmax(dim=1)
+    return float((likeliest == prompts.sum(dim=1)).float().mean())
+
+
+def flat(policy: nn.Module) -> Tensor:
     """Return all weights as one vector."""
     return nn.utils.parameters_to_vector(policy.parameters()).detach()
 
@@ -89,10 +157,24 @@ class Learner(Actor):
         torch.manual_seed(seed)
         self.policy, self.reference = Policy(), Policy()
         self.reference.load_state_dict(self.policy.state_dict())
-        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=3e-3)
+        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=RATE)
         self.version = 0
         self.memory = [flat(self.policy), flat(self.policy)]
         self.buffers = [RDMABuffer(memory.view(torch.uint8).numpy()) for memory in self.memory]
+
+    def step(self, groups: Groups) -> tuple[float, float]:
+        """Make one step; return the loss, and the distance to the reference policy."""
+        with torch.no_grad():
+            before = self.reference.log_prob(in_groups(groups.prompts), groups.completions)
+        loss, distance = objective(self.policy, groups._replace(before=before))
+        self.optimizer.zero_grad()
+        (loss + KL * distance).backward()
+        self.optimizer.step()
+        return loss.item(), distance.item()
+
+    def vector(self) -> Tensor:
+        """Return the weights of the policy."""
+        return flat(self.policy)
 
     @endpoint
     def weights(self) -> tuple[int, RDMABuffer]:
@@ -106,37 +188,19 @@ class Learner(Actor):
 
     @endpoint
     def learn(self, groups: Groups) -> dict[str, float]:
-        """Make one step."""
-        spread = groups.rewards.std(dim=1, keepdim=True) + 1e-4
-        advantages = (groups.rewards - groups.rewards.mean(dim=1, keepdim=True)) / spread
-        prompts = groups.prompts.unsqueeze(1).expand(-1, COMPLETIONS, -1)
-        now = self.policy.log_prob(prompts, groups.completions)
-        ratio = (now - groups.log_probs).exp()
-        gain = torch.min(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages)
-        with torch.no_grad():
-            before = self.reference.log_prob(prompts, groups.completions)
-        kl = (before - now).exp() - (before - now) - 1
-        loss = (KL * kl - gain).mean()
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
-        self.memory[(self.version + 1) % 2].copy_(flat(self.policy))
+        """Make one step, and publish the weights; return figures of the step."""
+        loss, distance = self.step(groups)
+        age = self.version - groups.version
+        self.memory[(self.version + 1) % 2].copy_(self.vector())
         self.version += 1
-        return {
-            "reward": float(groups.rewards.mean()),
-            "kl": float(kl.detach().mean()),
-            "age": float(self.version - 1 - groups.version),
-        }
+        return {"loss": loss, "reward": float(groups.rewards.mean()), "kl": distance, "age": age}
 
     @endpoint
     def accuracy(self) -> float:
-        """Return how often the likeliest completion is the sum, over all prompts."""
-        prompts = torch.cartesian_prod(torch.arange(10), torch.arange(10))
-        sums = prompts.sum(dim=1)
-        pairs = torch.stack([torch.cartesian_prod(torch.arange(10), torch.arange(10))] * 100)
-        with torch.no_grad():
-            scores = self.policy.log_prob(prompts.unsqueeze(1).expand(-1, 100, -1), pairs)
-        return float((scores.argmax(dim=1) == sums).float().mean())
+        """Return the part of all prompts that the newest policy answers with the sum."""
+        policy = Policy()
+        nn.utils.vector_to_parameters(self.memory[self.version % 2], policy.parameters())
+        return right_answers(policy)
 
 
 class Generator(Actor):
@@ -144,7 +208,7 @@ class Generator(Actor):
 
     def __init__(self, learner: Any, seed: int) -> None:
         torch.set_num_threads(1)
-        torch.manual_seed(seed)
+        torch.manual_seed(seed + current_rank().rank)
         self.learner = learner
         self.policy = Policy()
         self.version = -1
@@ -162,19 +226,21 @@ class Generator(Actor):
                 self.version = version
                 return
 
+    def batch(self) -> Groups:
+        """Make completions of prompts that are drawn at random."""
+        prompts = torch.randint(10, (PROMPTS, 2))
+        with torch.no_grad():
+            completions, log_probs = self.policy.sample(in_groups(prompts))
+        return Groups(self.version, prompts, completions, log_probs)
+
     @endpoint
     def generate(self, made: Queue[Groups]) -> int:
         """Fill the queue; return how many batches were made."""
         count = 0
         while True:
             self.update()
-            prompts = torch.randint(10, (PROMPTS, 2))
-            with torch.no_grad():
-                many = prompts.unsqueeze(1).expand(-1, COMPLETIONS, -1)
-                completions, log_probs = self.policy.sample(many)
-            groups = Groups(self.version, prompts, completions, log_probs, torch.empty(0))
             try:
-                made.put(groups)
+                made.put(self.batch())
             except Closed:
                 return count
             count += 1
@@ -187,48 +253,120 @@ class Scorer(Actor):
     def score(self, made: Queue[Groups], scored: Queue[Groups]) -> None:
         """Score groups until there are no more."""
         for groups in made:
-            sums = groups.prompts.sum(dim=1)
-            right = torch.stack([sums // 10, sums % 10], dim=-1).unsqueeze(1)
-            correct = groups.completions == right
-            rewards = torch.where(correct.all(-1), 1.0, 0.25 * correct.sum(-1))
+            rewards = rewards_of(groups.prompts, groups.completions)
             try:
                 scored.put(groups._replace(rewards=rewards))
             except Closed:
                 return
 
 
-def main() -> None:
-    """Train, and show the reward as it grows."""
-    parser = argparse.ArgumentParser(description="GRPO with actors.")
-    parser.add_argument("--steps", type=int, default=600, help="of the learner")
-    parser.add_argument("--generators", type=int, default=2, help="processes that generate")
-    parser.add_argument("--seed", type=int, default=0, help="of all random numbers")
-    options = parser.parse_args()
+class Result(NamedTuple):
+    """What a training has cost and learned."""
 
+    batches: int
+    lost: list[Restarted]
+    accuracy: float
+
+
+def train(
+    learner: Learner,
+    steps: int,
+    generators: int,
+    seed: int,
+    show: Callable[[int, dict[str, float]], object],
+) -> Result:
+    """Train; call `show` after each step with its number, from 1, and its figures."""
     host = this_host()
-    learner = host.spawn_procs().spawn("learner", Learner, options.seed)
-    procs = host.spawn_procs({"generators": options.generators})
-    generators = procs.spawn("generators", Generator, learner, options.seed + 1)
-    scorer = host.spawn_procs().spawn("scorer", Scorer)
-    made, scored = Queue[Groups](maxsize=4), Queue[Groups](maxsize=4)
+    scorer = host.spawn_procs(name="scorer").spawn("scorer", Scorer)
+    made, scored = Queue[Groups](maxsize=2), Queue[Groups](maxsize=2)
+    calls: list[Future[int]] = []
 
-    generating = generators.generate.call(made)
+    def begin(rank: int) -> None:
+        calls.append(actors.slice(generators=rank).generate.call_one(made))
+
+    procs = host.spawn_procs({"generators": generators}, name="generators")
+    supervisor = Supervisor(max_restarts=10, on_restart=lambda event: begin(event.rank))
+    actors = supervisor.spawn(procs, "generators", Generator, learner, seed + 1)
+    for rank in range(generators):
+        begin(rank)
     scoring = scorer.score.call_one(made, scored)
-    began = time.monotonic()
-    print(" step  reward     kl  weights' age")
-    for step in range(options.steps):
-        found = learner.learn.call_one(scored.get()).get()
-        if (step + 1) % max(1, options.steps // 10) == 0:
-            age = f"{found['age']:4.0f} steps"
-            print(f"{step + 1:5}  {found['reward']:6.3f}  {found['kl']:5.2f}  {age}")
-    seconds = time.monotonic() - began
+    for step in range(1, steps + 1):
+        show(step, learner.learn.call_one(scored.get()).get())
+    accuracy = learner.accuracy.call_one().get()
     made.close()
     scored.close()
-    batches = sum(generating.get().values())
+    supervisor.healthy.get()
+    batches = sum(call.get() for call in list(calls) if call.exception() is None)
     scoring.get()
-    accuracy = learner.accuracy.call_one().get()
-    print(f"{options.steps} steps in {seconds:.1f} s, {batches} batches were generated")
-    print(f"right answers: {accuracy:.0%}")
+    return Result(batches, supervisor.restarts, accuracy)
+
+
+def draw(rewards: list[float], title: str, path: Path) -> None:
+    """Write a picture of the rewards, with their mean over 20 steps."""
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        return
+    mpl.use("Agg")  # draws to a file and needs no display
+    from matplotlib import pyplot as plt
+
+    means = [sum(rewards[max(0, n - 20) : n]) / min(n, 20) for n in range(1, len(rewards) + 1)]
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    axes.plot(rewards, linewidth=0.5, alpha=0.5)
+    axes.plot(means, linewidth=2)
+    axes.set(title=title, xlabel="step", ylabel="mean reward", ylim=(0, 1))
+    axes.grid(alpha=0.3)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    print(f"reward curve: {path}")
+
+
+def positive(text: str) -> int:
+    """Return a number from the command line. Raises ValueError if it is below 1."""
+    if (number := int(text)) < 1:
+        raise ValueError
+    return number
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """Return a parser of the options that all trainings of the policy have."""
+    made = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    made.add_argument("--seed", type=int, default=0, help="of all random numbers")
+    made.add_argument("--out", type=Path, default=Path("out"), help="folder for the picture")
+    return made
+
+
+def run(learner: Learner, args: argparse.Namespace, picture: str) -> None:
+    """Train; print what happens, and draw the rewards."""
+    rewards: list[float] = []
+
+    def show(step: int, found: dict[str, float]) -> None:
+        rewards.append(found["reward"])
+        if step % max(1, args.steps // 10) == 0:
+            figures = "{loss:6.3f}  {reward:6.3f}  {kl:5.2f}  {age:4.0f} steps".format(**found)
+            print(f"{step:5}  {figures}", flush=True)
+
+    print(" step    loss  reward     kl  weights' age", flush=True)
+    began = time.monotonic()
+    result = train(learner, args.steps, args.generators, args.seed, show)
+    seconds = time.monotonic() - began
+    print(f"{args.steps} steps in {seconds:.1f} s, {result.batches} batches were generated")
+    for event in result.lost:
+        print(f"generator {event.rank} was lost, and replaced after {event.seconds:.1f} s")
+    print(f"right answers: {result.accuracy:.0%}")
+    title = f"GRPO: two digits are added (right answers: {result.accuracy:.0%})"
+    draw(rewards, title, args.out / picture)
+
+
+def main() -> None:
+    made = parser("GRPO with actors.")
+    made.add_argument("--steps", type=positive, default=200, help="of the learner")
+    made.add_argument("--generators", type=positive, default=2, help="processes that generate")
+    args = made.parse_args()
+    learner = this_host().spawn_procs(name="learner").spawn("learner", Learner, args.seed)
+    run(learner, args, "grpo_reward.png")
 
 
 if __name__ == "__main__":

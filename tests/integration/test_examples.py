@@ -46,8 +46,12 @@ NEEDED = {
     "crawler": (),
     "ddp_actors": ("torch",),
     "debugging": (),
+    "distributed_tensors": ("torch", "sklearn"),
     "getting_started": (),
     "grpo": ("torch", "numpy"),
+    "grpo_ports": ("torch", "numpy"),
+    "grpo_sim": ("torch", "numpy"),
+    "grpo_tensors": ("torch", "numpy"),
     "demo_slurm": ("torch", "sklearn", "matplotlib", "rich"),
     "demo_hosts": ("torch", "sklearn", "matplotlib", "rich", "cryptography"),
     "lightning_mesh": ("lightning",),
@@ -59,6 +63,7 @@ NEEDED = {
     "spmd_job": ("torch", "sklearn"),
     "torchft_groups": ("torchft",),
     "torchtitan_mesh": ("torchtitan", "triton"),
+    "titan_like": ("torch",),
     "train_digits": ("torch", "sklearn", "matplotlib", "rich"),
     "train_digits_ddp": ("torch", "sklearn"),
     "train_digits_replicas": ("torch", "sklearn", "rich"),
@@ -134,6 +139,11 @@ for sys.argv in ([sys.argv[1], "--help"], sys.argv[1:]):  # what it imports take
         pytest.param("lightning_mesh", "--procs", marks=needs("lightning")),
         pytest.param("torchft_groups", "--groups", marks=needs("torchft")),
         pytest.param("ddp_actors", "--procs", marks=with_torch),
+        pytest.param("distributed_tensors", "--procs", marks=with_ddp),
+        pytest.param("grpo", "--generators", marks=with_torch),
+        pytest.param("grpo_ports", "--generators", marks=with_torch),
+        pytest.param("grpo_sim", "--generators", marks=with_torch),
+        pytest.param("grpo_tensors", "--procs", marks=with_torch),
         pytest.param("parameter_server", "--workers", marks=with_torch),
         pytest.param("rdma_parameter_server", "--workers", marks=with_numpy),
         pytest.param("weight_sync", "--generators", marks=with_numpy),
@@ -143,6 +153,7 @@ for sys.argv in ([sys.argv[1], "--help"], sys.argv[1:]):  # what it imports take
         pytest.param("train_digits_replicas", "--groups", marks=with_extras),
         pytest.param("train_digits_tensors", "--procs", marks=with_extras),
         pytest.param("simulate_step", "--hosts", marks=with_torch),
+        pytest.param("titan_like", "--replicas", marks=with_torch),
         pytest.param("transformer", "--steps", marks=with_torch),
         pytest.param("transformer_pipeline", "--stages", marks=with_torch),
         pytest.param("transformer_tensor_parallel", "--procs", marks=with_torch),
@@ -165,6 +176,11 @@ def test_help_names_the_options_and_a_mesh_of_nobody_is_refused(
 @pytest.mark.parametrize(
     ("name", "package"),
     [
+        ("distributed_tensors", "sklearn"),
+        ("grpo", "torch"),
+        ("grpo_ports", "torch"),
+        ("grpo_sim", "torch"),
+        ("grpo_tensors", "torch"),
         ("parameter_server", "torch"),
         ("rdma_parameter_server", "numpy"),
         ("weight_sync", "rich"),
@@ -176,6 +192,7 @@ def test_help_names_the_options_and_a_mesh_of_nobody_is_refused(
         ("lightning_mesh", "lightning"),
         ("torchft_groups", "torchft"),
         ("torchtitan_mesh", "torchtitan"),
+        ("titan_like", "torch"),
         ("transformer", "torch"),
         ("transformer_pipeline", "torch"),
         ("transformer_tensor_parallel", "torch"),
@@ -307,10 +324,88 @@ def test_crawler(tmp_path: Path) -> None:
 @pytest.mark.slow
 @with_torch
 def test_grpo(tmp_path: Path) -> None:
-    out = example("grpo", "--steps", "40", cwd=tmp_path).stdout
-    assert re.search(r"^   40  +\d\.\d+  +\d+\.\d+  +\d+ steps$", out, re.MULTILINE)
-    assert re.search(r"^40 steps in .* s, \d+ batches were generated$", out, re.MULTILINE)
-    assert re.search(r"^right answers: +\d+%$", out, re.MULTILINE)
+    """The reward grows, and the policy has learned more sums than it could guess."""
+    out = example("grpo", "--steps", "100", cwd=tmp_path).stdout
+    shown = re.findall(
+        r"^ +(\d+) +-?\d+\.\d+  +(\d+\.\d+)  +\d+\.\d+  +\d+ steps$", out, re.MULTILINE
+    )
+    assert [int(step) for step, _ in shown] == [*range(10, 101, 10)]
+    rewards = [float(reward) for _, reward in shown]
+    assert sum(rewards[-2:]) > sum(rewards[:2]) + 0.5
+    assert number(r"100 steps in .* s, (\d+) batches were generated", out) >= 100
+    assert number(r"\nright answers: +(\d+)%\n", out) >= 40
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@with_torch
+def test_grpo_by_ports(tmp_path: Path) -> None:
+    """Each order for a batch is one step of the trainer; the reward grows."""
+    out = example("grpo_ports", "--steps", "25", "--generators", "2", cwd=tmp_path).stdout
+    steps = re.findall(
+        r"^\[trainer\] step (\d\d)  reward=([+-][\d.]+)  ppo_loss=[+-][\d.]+  kl=\+[\d.]+  "
+        r"weights ([012]) steps old$",
+        out,
+        re.MULTILINE,
+    )
+    assert [int(step) for step, _, _ in steps] == [*range(25)]
+    rewards = [float(reward) for _, reward, _ in steps]
+    assert sum(rewards[-5:]) > sum(rewards[:5]) + 1
+    assert "[controller] training complete at step 25" in out
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@with_torch
+def test_grpo_on_a_mesh(tmp_path: Path) -> None:
+    """The processes of the mesh have equal weights, and the policy learns."""
+    options = ("--steps", "80", "--procs", "4")
+    out = example("grpo_tensors", *options, cwd=tmp_path).stdout
+    rewards = [
+        float(each) for each in re.findall(r"^ +\d+ +-?[\d.]+  +([\d.]+) ", out, re.MULTILINE)
+    ]
+    assert len(rewards) == 10
+    assert sum(rewards[-2:]) > sum(rewards[:2]) + 0.3
+    assert number(r"difference of a weight between the processes: ([\d.e-]+)", out) == 0
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@with_torch
+@pytest.mark.parametrize("tensors", [False, True])
+def test_simulated_grpo_survives_crashes_and_repeats(tensors: bool, tmp_path: Path) -> None:
+    """A killed generator begins again at once, and the seed determines the run."""
+    options = [
+        "--steps",
+        "30",
+        "--crashes",
+        "2",
+        "--seed",
+        "3",
+        *(["--tensors"] if tensors else []),
+    ]
+    out = example("grpo_sim", *options, cwd=tmp_path).stdout
+    killed = re.findall(
+        r"^ +([\d:.]+)  (generators-\d) is killed by signal 9\n +\1  \2 begins$", out, re.MULTILINE
+    )
+    assert len(killed) == 2
+    assert "\nonce more with this seed: the same events and numbers\n" in out
+    assert number(r"step 30 is done (\d+) virtual seconds earlier", out) > 0
+    rewards = [float(each) for each in re.findall(r" reward ([\d.]+)$", out, re.MULTILINE)]
+    assert len(rewards) == 10
+    if tensors:
+        assert number(r"a step takes ([\d.]+) ms on simulated GPUs", out) > 0
+    else:
+        assert sum(rewards[-3:]) > sum(rewards[:3]) + 0.3
+        again = example("grpo_sim", *options, cwd=tmp_path).stdout
+        assert again.partition("simulated ")[0] == out.partition("simulated ")[0]
+
+
+@pytest.mark.torch
+@with_torch
+def test_grpo_by_ports_with_more_generators_than_steps(tmp_path: Path) -> None:
+    out = example("grpo_ports", "--steps", "1", "--generators", "2", cwd=tmp_path).stdout
+    assert "[controller] training complete at step 1," in out
 
 
 @pytest.mark.torch
@@ -540,6 +635,23 @@ def test_train_digits_tensors_learns_as_train_digits_does(undisturbed: str, tmp_
     assert (tmp_path / "made" / "digits_tensors_loss.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.torch
+@pytest.mark.slow
+@with_ddp
+@pytest.mark.parametrize("procs", ["1", "2"])
+def test_distributed_tensors_learn_as_one_process_does(procs: str, tmp_path: Path) -> None:
+    """With averages on a stream that borrows, and from mesh to mesh; an error spoils no more."""
+    options = ("--procs", procs, "--steps", "25")
+    out = example("distributed_tensors", *options, cwd=tmp_path).stdout
+    assert "one that failed: RemoteException, " in out
+    first, last = (float(each) for each in re.findall(r"falls from ([\d.]+) to ([\d.]+)\.", out)[0])
+    assert last < first / 2
+    assert re.findall(r"step  25  loss ([\d.]+)", out) == [f"{last:.4f}"] * 2
+    differences = re.findall(r"greatest difference of a loss, [\w ]+: ([\d.e+-]+)", out)
+    assert len(differences) == 2
+    assert max(map(float, differences)) <= 1e-9
+
+
 class Launch:
     """`train_digits_ddp.py` under a launcher, with two ranks, up to step 400."""
 
@@ -705,6 +817,30 @@ def test_a_divided_transformer_has_the_losses_of_one_process(
     assert number(r"greatest difference of a loss: ([\d.e-]+)", out) <= 1e-6
     apart, together = re.findall(r"step   12/12  loss ([\d.]+)", out)
     assert apart == together
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@with_torch
+def test_titan_like_goes_on_without_a_killed_replica(tmp_path: Path) -> None:
+    """The loss falls, and each bit of the weights is that of a training without a kill."""
+    words = ("titan_like", "--steps", "60", "--kill-at")
+    out = example(*words, "20", cwd=tmp_path).stdout
+    assert "\nreplica 1 is killed\n" in out
+    members = re.findall(r"^replicas from step (\d+) on: ([\d, ]+)$", out, re.MULTILINE)
+    assert int(members[0][0]) > 20
+    assert [present for _, present in members] in (["0"], ["0", "0, 1"])  # busy machines: too late
+    assert number(r"replica 1 was replaced ([\d.]+) s after its loss", out) > 0
+    losses = [float(each) for each in re.findall(r"^step +\d+  loss ([\d.]+) ", out, re.MULTILINE)]
+    assert len(losses) == 6
+    assert losses[-1] < losses[0]
+    assert number(r"loss on text that was held out: ([\d.]+)", out) < 2.7
+    assert "\nThe replicas are equal in each bit: 0, 1\n" in out
+    assert (tmp_path / "out" / "titan_like.png").read_bytes().startswith(b"\x89PNG")
+
+    calm = example(*words, cwd=tmp_path).stdout
+    checksum = r"checksum of the weights: (\w+)"
+    assert re.findall(checksum, calm) == re.findall(checksum, out)
 
 
 class Demo:

@@ -5,10 +5,11 @@ For actors under `patch_tensor_engine` it has no processes.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
-from monarch._spi import replacements
+from monarch._spi import client_proc, replacements
 from monarch._tensors.engine import engine_of
 from monarch._tensors.mesh import DeviceMesh, mesh_of
 from monarch.actor import ProcMesh, context
@@ -16,7 +17,9 @@ from monarch.actor import Slice as NDSlice
 
 __all__ = ["spawn_tensor_engine"]
 
-_made: dict[Any, DeviceMesh] = {}
+# By the process that uses them. Simulated processes share this one, and numbers of proc meshes
+# recur in the next simulation.
+_made: weakref.WeakKeyDictionary[Any, dict[Any, DeviceMesh]] = weakref.WeakKeyDictionary()
 
 
 def spawn_tensor_engine(proc_mesh: ProcMesh) -> DeviceMesh:
@@ -38,7 +41,8 @@ def spawn_tensor_engine(proc_mesh: ProcMesh) -> DeviceMesh:
 def _patched(factory: Callable[[ProcMesh], DeviceMesh] | None, procs: ProcMesh) -> DeviceMesh:
     """Return the device mesh of a factory, or a simulated one, for `procs`; the same each time."""
     key = factory, procs._base, tuple(procs._shape.ndslice), tuple(procs.sizes)
-    mesh = _made.get(key)
+    made = _made.setdefault(client_proc(), {})
+    mesh = made.get(key)
     if mesh is None:
         if factory is None:
             from monarch._tensors.simulator.engine import mocked
@@ -51,5 +55,5 @@ def _patched(factory: Callable[[ProcMesh], DeviceMesh] | None, procs: ProcMesh) 
                 f"the factory of patch_tensor_engine returned {mesh!r}, and has to return a "
                 "DeviceMesh, such as monarch.Simulator(hosts, gpus).mesh"
             )
-        _made[key] = mesh
+        made[key] = mesh
     return mesh
