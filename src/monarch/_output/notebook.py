@@ -5,6 +5,7 @@
   prints to the cell that started the thread, and what comes by a descriptor to none.
 - An interrupt reaches a cell that awaits one answer: a kernel notices an interrupt when its event
   loop wakes up, so the loop wakes up from time to time while a cell runs.
+- A cell shows how far the calls are that it awaits for more than two seconds (`cell_progress`).
 - ``.get()`` in a cell is not warned of: it blocks the kernel's loop, as any cell does that waits.
 - The traceback of an error shows the frames of the program, without those of this package.
 """
@@ -13,12 +14,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from monarch._spi import is_package_frame
+from monarch._output.cell_progress import CellProgress, tell_long_calls
+from monarch._spi import current_proc, is_package_frame, settings
 
 __all__ = ["attend", "current_shell", "is_kernel", "under_cell"]
 
@@ -51,15 +54,22 @@ def attend(shell: Any, flush: Callable[[], None]) -> None:
         return
     _attended.append(shell)
     wake_ups = _WakeUps()
+    end_progress = _no_progress
 
     def before_cell(*_info: object) -> None:
+        nonlocal end_progress
         global _cell
         if is_kernel(shell):
             _cell = shell.kernel.get_parent("shell")
         wake_ups.begin()
+        end_progress()
+        end_progress = _begin_progress(shell)
 
     def after_cell(_result: object) -> None:
+        nonlocal end_progress
         wake_ups.end()
+        end_progress()
+        end_progress = _no_progress
         flush()
 
     before_cell()  # this one
@@ -73,6 +83,28 @@ def attend(shell: Any, flush: Callable[[], None]) -> None:
         UserWarning,
         "__main__",
     )
+
+
+def _no_progress() -> None:
+    pass
+
+
+def _begin_progress(shell: Any) -> Callable[[], None]:
+    """Show how far the calls of the cell are that begins; return what ends that."""
+    proc = current_proc()
+    if proc is None or not settings.call_progress:
+        return _no_progress
+    if not is_kernel(shell):
+        over = threading.Event()
+        tell_long_calls(proc, over)
+        return over.set
+    ident = f"monarch-{_cell['header']['msg_id']}"
+
+    def publish(text: str, page: str, again: bool) -> None:
+        data = {"text/plain": text, "text/html": page}
+        shell.display_pub.publish(data, transient={"display_id": ident}, update=again)
+
+    return CellProgress(proc, publish).end
 
 
 class _WakeUps:

@@ -1,7 +1,8 @@
 """Output in every client and proc: `serve` sets it up, `capture_options` adds it to spawns.
 
 `serve` registers the handlers of what agents send about output: lines to print, and levels of
-logging. `capture_options` returns the part of a spawn request that has the output captured.
+logging. In a notebook it attends to the shell. `capture_options` returns the part of a spawn
+request that has the output captured.
 
 Clients and procs load this module as they start, so it loads little: the printer and
 `logging_option` are loaded by the first use.
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from monarch._output import log_level, log_prefix
 from monarch._output.standard import outputs
-from monarch._spi import HOME, current_proc, settings
+from monarch._spi import HOME, current_proc, is_simulated, settings
 
 if TYPE_CHECKING:
     from monarch._spi import Proc
@@ -34,6 +35,18 @@ def serve(proc: Proc) -> None:
     proc.notices["log"] = functools.partial(_print, proc)
     log_level.serve(proc)
     log_prefix.install()
+    if proc.client and "IPython" in sys.modules and not is_simulated():
+        from monarch._output.notebook import attend, current_shell
+
+        shell = current_shell()
+        if shell is not None:
+            attend(shell, _flush)
+
+
+def _flush() -> None:
+    from monarch._output.logging_option import flush_all_proc_mesh_logs
+
+    flush_all_proc_mesh_logs()
 
 
 def _print(proc: Proc, message: dict[str, Any]) -> None:
@@ -69,11 +82,6 @@ def capture_options(hosts: Iterable[str]) -> dict[str, Any] | None:
         follow = _follow()
     if not captured and follow is None:
         return None
-    if shell is not None:
-        from monarch._output.logging_option import flush_all_proc_mesh_logs
-        from monarch._output.notebook import attend
-
-        attend(shell, flush_all_proc_mesh_logs)
     return {
         "captured": captured,
         "files": files,

@@ -29,6 +29,13 @@ class Talker(Actor):
             time.sleep(0.02)
 
     @endpoint
+    def wait_all(self, path):
+        if current_rank().rank == 1:
+            open(path, "w").close()
+            while os.path.exists(path):
+                time.sleep(0.02)
+
+    @endpoint
     def fail(self):
         raise ValueError("of the actor")
 
@@ -92,6 +99,87 @@ def test_an_interrupt_ends_the_wait_of_the_cell_only(
     assert os.path.join("monarch", "_engine") not in error
     marker.unlink()  # the actor goes on
     assert kernel.ok('await talkers.say.call("still here")').count("still here") == 2
+
+
+QUICK = """
+import monarch._output.cell_progress as progress
+progress._LONG, progress._LOOK = 0.2, 0.05
+"""
+
+
+def shown(kernel: Kernel, cell: str) -> list[str]:
+    return [data["text/plain"] for data in kernel.cells[cell].shown]
+
+
+@pytest.mark.parametrize(
+    "call", ["talkers.wait_all.call({0!r}).get()", "await talkers.wait_all.call({0!r})"]
+)
+def test_a_long_call_shows_how_many_ranks_have_answered(
+    kernel: Kernel, tmp_path: Path, call: str
+) -> None:
+    kernel.ok(ACTORS)
+    kernel.ok(QUICK)
+    marker = tmp_path / "waiting"
+    cell = kernel.start(call.format(str(marker)) + "; None")
+    kernel.until(lambda: any("1 of 2 ranks" in text for text in shown(kernel, cell)))
+    kernel.until(marker.exists)
+    marker.unlink()
+    assert kernel.wait(cell).error == ""
+    states = shown(kernel, cell)
+    assert re.fullmatch(r"talkers.wait_all: 1 of 2 ranks, waiting for gpus=1 \(\d+ s\)", states[-2])
+    assert re.fullmatch(r"talkers.wait_all: 2 ranks answered in \d+ s", states[-1])
+    assert '<progress value="1" max="2">' in kernel.cells[cell].shown[-2]["text/html"]
+    kernel.ok('talkers.say.call("quick").get(); None')
+    assert kernel.run('talkers.say.call("quick").get(); None').shown == []
+
+
+def release(kernel: Kernel, marker: Path) -> None:
+    """Let an actor go on, once it waits."""
+    kernel.until(marker.exists)
+    marker.unlink()
+
+
+def test_long_calls_that_end_in_other_ways(kernel: Kernel, tmp_path: Path) -> None:
+    kernel.ok(ACTORS)
+    kernel.ok(QUICK)
+    marker = tmp_path / "waiting"
+
+    def last(code: str) -> str:
+        text: str = kernel.run(code).shown[-1]["text/plain"]
+        release(kernel, marker)
+        return re.sub(r"\d+ s", "N s", text)
+
+    call = f"wait.call({str(marker)!r})"
+    left = "talkers.wait: no longer awaited after N s, 0 of 1 ranks answered"
+    assert last(f"first.{call}.get(timeout=1)") == left
+    timed = f"await first.wait.options(timeout=1).call({str(marker)!r})"
+    assert last(timed) == "talkers.wait: failed after N s"
+    several = f"""
+import asyncio, threading
+calls = [first.{call} for _ in range(3)]
+threading.Timer(1, lambda: [call.cancel() for call in calls]).start()
+await asyncio.gather(*[call.as_asyncio() for call in calls])
+"""
+    assert last(several) == "talkers.wait: cancelled after N s; 3 calls took longer than N s"
+
+
+def test_a_cell_shows_only_its_own_calls_and_none_if_the_setting_says_so(
+    kernel: Kernel, tmp_path: Path
+) -> None:
+    kernel.ok(ACTORS)
+    kernel.ok(QUICK)
+    marker = tmp_path / "waiting"
+    kernel.ok(f"""
+import asyncio
+task = asyncio.create_task(asyncio.wait_for(first.wait.call_one({str(marker)!r}), 60))
+await asyncio.sleep(0)
+""")
+    assert kernel.run("await asyncio.sleep(1)").shown == []
+    release(kernel, marker)
+    kernel.ok("await task")
+    kernel.ok("from monarch.config import configure; configure(call_progress=False)")
+    assert kernel.run(f"first.wait.call({str(marker)!r}).get(timeout=1)").shown == []
+    release(kernel, marker)
 
 
 def test_an_actor_defined_again_is_the_new_one(kernel: Kernel) -> None:
