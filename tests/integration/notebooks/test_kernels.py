@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from monarch.job.os_process import OsProcess, descendants, wait_for
+from tests.docs.test_documents import blocks_of
 from tests.integration.notebooks.kernel import WAIT, Kernel
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "notebooks.md"
 
 ACTORS = """
 import os, time
@@ -219,6 +222,48 @@ def test_a_restart_leaves_nothing_running(kernel: Kernel) -> None:
     ended(before[1:])
     text = kernel.ok(ACTORS + '\nawait first.say.call_one("again")')
     assert lines(text) == ["[0] again of 0"]
+
+
+@pytest.mark.parametrize("now", [False, True], ids=["asked", "killed"])
+def test_a_restarted_kernel_finds_its_meshes_again(kernel: Kernel, now: bool) -> None:
+    """The cells of docs/notebooks.md; a killed kernel is a restart as well."""
+    cells = [block.code for block in blocks_of(PAGE.read_text())]
+    assert len(cells) == 2
+    running: list[OsProcess] = []
+    for count in (1, 2, 3):
+        kernel.ok(cells[0].replace("counting", f"counting-{os.getpid()}"))
+        cell = kernel.run(cells[1])
+        assert cell.error == ""
+        assert lines(cell.text) == [f"[{rank}] now at {count}" for rank in (0, 1)]
+        assert kernel.ok("print(await counters.add.call(0)); procs").count(f", {count})") == 2
+        running = running or descendants([OsProcess.of(kernel.pid)])
+        kernel.manager.restart_kernel(now=now)
+        kernel.client.wait_for_ready(timeout=WAIT)
+    kernel.ok(cells[0].replace("counting", f"counting-{os.getpid()}"))
+    kernel.ok("await shutdown_context()")
+    assert len(running) >= 2
+    assert wait_for(running, WAIT) == []
+
+
+def test_a_restarted_kernel_finds_meshes_on_the_hosts_of_a_job(kernel: Kernel) -> None:
+    kernel.ok(ACTORS.partition("procs =")[0])
+    kernel.ok("""
+from monarch.job import ProcessJob
+job = ProcessJob({"trainers": 2}, grace="1m")
+talkers = job.state().trainers.spawn_procs().spawn("talkers", Talker)
+await talkers.initialized
+""")
+    for number in range(3):
+        text = kernel.ok(f'await talkers.say.call("kernel {number}"); None')
+        assert lines(text) == [f"[{rank}] kernel {number} of {rank}" for rank in (0, 1)]
+        kernel.manager.restart_kernel(now=True)
+        kernel.client.wait_for_ready(timeout=WAIT)
+        kernel.ok("""
+from monarch.job import job_load
+job = job_load()
+talkers = job.reattach().actors["talkers"]
+""")
+    kernel.ok("from monarch.actor import shutdown_context; await shutdown_context(); job.kill()")
 
 
 def test_a_killed_kernel_leaves_nothing_running(kernel: Kernel) -> None:
