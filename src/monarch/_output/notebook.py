@@ -14,16 +14,15 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import threading
 import warnings
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from monarch._output.cell_progress import CellProgress, tell_long_calls
+from monarch._output.cell_progress import Bars, CellProgress, print_lines
 from monarch._spi import current_proc, is_package_frame, settings
 
-__all__ = ["attend", "current_shell", "is_kernel", "under_cell"]
+__all__ = ["allow_get", "attend", "current_shell", "is_kernel", "under_cell"]
 
 _WAKE_UP = 0.2  # seconds
 
@@ -77,6 +76,11 @@ def attend(shell: Any, flush: Callable[[], None]) -> None:
     shell.events.register("post_run_cell", after_cell)
     if not shell.custom_exceptions:  # the program has not set its own
         shell.set_custom_exc((Exception, KeyboardInterrupt, asyncio.CancelledError), _show_error)
+    allow_get()
+
+
+def allow_get() -> None:
+    """Do not warn of `Future.get` in cells, which run on an event loop."""
     warnings.filterwarnings(
         "ignore",
         r"Future\.get\(\) was called from within an active event loop",
@@ -95,16 +99,14 @@ def _begin_progress(shell: Any) -> Callable[[], None]:
     if proc is None or not settings.call_progress:
         return _no_progress
     if not is_kernel(shell):
-        over = threading.Event()
-        tell_long_calls(proc, over)
-        return over.set
+        return CellProgress(proc, print_lines()).end
     ident = f"monarch-{_cell['header']['msg_id']}"
 
     def publish(text: str, page: str, again: bool) -> None:
         data = {"text/plain": text, "text/html": page}
         shell.display_pub.publish(data, transient={"display_id": ident}, update=again)
 
-    return CellProgress(proc, publish).end
+    return CellProgress(proc, Bars(publish).show).end
 
 
 class _WakeUps:

@@ -35,12 +35,22 @@ def serve(proc: Proc) -> None:
     proc.notices["log"] = functools.partial(_print, proc)
     log_level.serve(proc)
     log_prefix.install()
-    if proc.client and "IPython" in sys.modules and not is_simulated():
+    if proc.client and not is_simulated():
+        _attend(proc)
+
+
+def _attend(proc: Proc) -> None:
+    """Do what the notebook needs in which this client runs, if it runs in one."""
+    if "IPython" in sys.modules:
         from monarch._output.notebook import attend, current_shell
 
         shell = current_shell()
         if shell is not None:
             attend(shell, _flush)
+    if "marimo" in sys.modules:
+        from monarch._output import marimo_cells
+
+        marimo_cells.attend(proc, _flush)
 
 
 def _flush() -> None:
@@ -67,13 +77,18 @@ def capture_options(hosts: Iterable[str]) -> dict[str, Any] | None:
     This is the hook of the same name. `hosts`: where the procs are spawned.
     """
     unset = settings.origin("enable_log_forwarding") == "default"
-    shell, streaming = None, False
+    shell, cells = None, False
     if "IPython" in sys.modules:
         from monarch._output.notebook import current_shell, is_kernel
 
         shell = current_shell()
-        streaming = unset and is_kernel(shell)  # otherwise output is under no cell
-    forwarding = settings.enable_log_forwarding or (shell is not None and unset)
+        cells = is_kernel(shell)
+    if "marimo" in sys.modules:
+        from monarch._output import marimo_cells
+
+        cells = cells or marimo_cells.attended is not None
+    streaming = unset and cells  # otherwise output is under no cell
+    forwarding = settings.enable_log_forwarding or (unset and (cells or shell is not None))
     files = settings.enable_file_capture and settings.force_file_log
     log_dir = os.path.abspath(settings.log_dir) if settings.log_dir else ""
     captured = bool(forwarding or files or log_dir or settings.tail_log_lines)

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from monarch._engine.mesh.meshes.proc_mesh import announce, check_constructor
     from monarch._engine.mesh.results.future import CANCELLED, PENDING, RAISED, RAW, VALUE, Future
     from monarch._engine.mesh.results.gather import Gather
-    from monarch._engine.mesh.results.progress import progress, tell_while
+    from monarch._engine.mesh.results.progress import progress
     from monarch._engine.mesh.results.reply import Arrivals, PartialReplies, Replies, Reply
     from monarch._engine.mesh.results.service import Refused, Request, Unreachable, ask, serve, tell
     from monarch._engine.mesh.script.attach import (
@@ -328,7 +328,6 @@ __all__ = [
     "suspended_frames",
     "take_settings",
     "tell",
-    "tell_while",
     "then",
     "to_base58",
     "when_forked",
@@ -362,7 +361,7 @@ _NAMES = {
     "_engine.mesh.meshes.proc_mesh": "announce check_constructor",
     "_engine.mesh.results.future": "CANCELLED Future PENDING RAISED RAW VALUE",
     "_engine.mesh.results.gather": "Gather",
-    "_engine.mesh.results.progress": "progress tell_while",
+    "_engine.mesh.results.progress": "progress",
     "_engine.mesh.results.reply": "Arrivals PartialReplies Replies Reply",
     "_engine.mesh.results.service": "Refused Request Unreachable ask serve tell",
     "_engine.mesh.script.attach": (

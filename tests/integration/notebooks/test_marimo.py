@@ -1,0 +1,104 @@
+"""Programs in marimo, by a real server and its kernel."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from monarch.job.os_process import OsProcess, descendants, wait_for
+from tests.integration.notebooks.marimo_server import WAIT, Marimo, running_marimo
+
+ACTORS = """
+import os, time
+from monarch.actor import Actor, current_rank, endpoint, this_host
+
+SIGN = "!"
+
+class Talker(Actor):
+    @endpoint
+    def say(self, text):
+        print(text, "of", current_rank().rank, SIGN)
+        return current_rank().rank
+
+    @endpoint
+    def wait(self, path):
+        open(path, "w").close()
+        while os.path.exists(path):
+            time.sleep(0.02)
+
+    @endpoint
+    def fail(self):
+        raise ValueError("of the actor")
+"""
+SPAWN = """
+procs = this_host().spawn_procs({"gpus": 2})
+talkers = procs.spawn("talkers", Talker)
+first = talkers.slice(gpus=0)
+"""
+
+
+@pytest.fixture
+def marimo(tmp_path: Path) -> Iterator[Marimo]:
+    with running_marimo(tmp_path) as marimo:
+        yield marimo
+
+
+def lines(text: str) -> list[str]:
+    """Return sorted lines, without the host and the process before the rank."""
+    return sorted(re.sub(r"^\[\S+ \S+\] ", "", line) for line in text.splitlines())
+
+
+def said(text: str) -> list[str]:
+    return [f"[{rank}] {text} of {rank} !" for rank in (0, 1)]
+
+
+def test_a_notebook(marimo: Marimo, tmp_path: Path) -> None:
+    """Output under its cell, values and meshes drawn, interrupts, an error, late output."""
+    # Cells that run at once: the output of one must not be under the next.
+    names = [f"cell{number}" for number in range(4)]
+    calls = ("await talkers.say.call('awaited'); None", "talkers.say.call('got').get(); None")
+    marimo.ok(ACTORS, SPAWN, *calls)
+    marimo.until(lambda: len(lines(marimo.cells[names[3]].text)) == 2)
+    assert lines(marimo.cells[names[2]].text) == said("awaited")
+    assert lines(marimo.cells[names[3]].text) == said("got")
+
+    for code, text in (
+        ("talkers", "<b>ActorMesh</b> {gpus: 2}"),
+        ("await talkers.say.call('drawn')", "rgba(66,133,244,0.70)"),
+    ):
+        kind, data = marimo.run(code).shown[-1]
+        assert kind == "text/html"
+        assert text in data
+
+    cell = marimo.run("talkers.fail.call().get()")
+    assert "ValueError: of the actor" in cell.error
+
+    marker = tmp_path / "waiting"
+    call = f"first.wait.call({str(marker)!r})"
+    for code in (f"{call}.get()", f"await {call}"):
+        name = marimo.start(code)
+        marimo.until(lambda name=name: "monarch: talkers.wait: wait" in marimo.cells[name].text)
+        assert marker.exists()
+        marimo.post("interrupt", {})
+        assert "interruption" in marimo.wait(name).error
+        marker.unlink()  # the actor goes on
+
+    late = marimo.start("talkers.say.broadcast('late'); None")
+    marimo.until(lambda: lines(marimo.cells[late].text) == said("late"))
+    # marimo itself would read no output now that some has come while no cell ran.
+    last = marimo.start("await talkers.say.call('last')")
+    marimo.until(lambda: lines(marimo.cells[last].text) == said("last"))
+
+
+def test_a_restart_leaves_nothing_running(marimo: Marimo) -> None:
+    for _ in range(2):
+        marimo.ok(ACTORS, SPAWN, "await talkers.initialized")
+        pid = int(re.findall(r"\d+", marimo.run("os.getpid()").shown[-1][1])[-1])
+        kernel = OsProcess.of(pid)
+        running = descendants([kernel])
+        assert len(running) >= 3
+        marimo.restart()
+        assert wait_for([kernel, *running], WAIT) == []
