@@ -110,8 +110,8 @@ progress._LONG, progress._LOOK = 0.2, 0.05
 """
 
 
-def shown(kernel: Kernel, cell: str) -> list[str]:
-    return [data["text/plain"] for data in kernel.cells[cell].shown]
+def progress(kernel: Kernel, cell: str) -> list[str]:
+    return [data["text/plain"] for data in kernel.cells[cell].progress]
 
 
 @pytest.mark.parametrize(
@@ -124,16 +124,16 @@ def test_a_long_call_shows_how_many_ranks_have_answered(
     kernel.ok(QUICK)
     marker = tmp_path / "waiting"
     cell = kernel.start(call.format(str(marker)) + "; None")
-    kernel.until(lambda: any("1 of 2 ranks" in text for text in shown(kernel, cell)))
+    kernel.until(lambda: any("1 of 2 ranks" in text for text in progress(kernel, cell)))
     kernel.until(marker.exists)
     marker.unlink()
     assert kernel.wait(cell).error == ""
-    states = shown(kernel, cell)
+    states = progress(kernel, cell)
     assert re.fullmatch(r"talkers.wait_all: 1 of 2 ranks, waiting for gpus=1 \(\d+ s\)", states[-2])
     assert re.fullmatch(r"talkers.wait_all: 2 ranks answered in \d+ s", states[-1])
-    assert '<progress value="1" max="2">' in kernel.cells[cell].shown[-2]["text/html"]
+    assert '<progress value="1" max="2">' in kernel.cells[cell].progress[-2]["text/html"]
     kernel.ok('talkers.say.call("quick").get(); None')
-    assert kernel.run('talkers.say.call("quick").get(); None').shown == []
+    assert kernel.run('talkers.say.call("quick").get(); None').progress == []
 
 
 def release(kernel: Kernel, marker: Path) -> None:
@@ -148,7 +148,7 @@ def test_long_calls_that_end_in_other_ways(kernel: Kernel, tmp_path: Path) -> No
     marker = tmp_path / "waiting"
 
     def last(code: str) -> str:
-        text: str = kernel.run(code).shown[-1]["text/plain"]
+        text: str = kernel.run(code).progress[-1]["text/plain"]
         release(kernel, marker)
         return re.sub(r"\d+ s", "N s", text)
 
@@ -177,11 +177,11 @@ import asyncio
 task = asyncio.create_task(asyncio.wait_for(first.wait.call_one({str(marker)!r}), 60))
 await asyncio.sleep(0)
 """)
-    assert kernel.run("await asyncio.sleep(1)").shown == []
+    assert kernel.run("await asyncio.sleep(1)").progress == []
     release(kernel, marker)
     kernel.ok("await task")
     kernel.ok("from monarch.config import configure; configure(call_progress=False)")
-    assert kernel.run(f"first.wait.call({str(marker)!r}).get(timeout=1)").shown == []
+    assert kernel.run(f"first.wait.call({str(marker)!r}).get(timeout=1)").progress == []
     release(kernel, marker)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from monarch.job.os_process import OsProcess, descendants, wait_for
+from tests.docs.test_documents import blocks_of
 from tests.integration.notebooks.marimo_server import WAIT, Marimo, running_marimo
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "notebooks.md"
 
 ACTORS = """
 import os, time
@@ -47,8 +51,10 @@ def marimo(tmp_path: Path) -> Iterator[Marimo]:
 
 
 def lines(text: str) -> list[str]:
-    """Return sorted lines, without the host and the process before the rank."""
-    return sorted(re.sub(r"^\[\S+ \S+\] ", "", line) for line in text.splitlines())
+    """Return sorted lines of actors, without the host and the process before the rank."""
+    return sorted(
+        re.sub(r"^\[\S+ \S+\] ", "", line) for line in re.findall(r"^\[.*", text, re.MULTILINE)
+    )
 
 
 def said(text: str) -> list[str]:
@@ -58,12 +64,12 @@ def said(text: str) -> list[str]:
 def test_a_notebook(marimo: Marimo, tmp_path: Path) -> None:
     """Output under its cell, values and meshes drawn, interrupts, an error, late output."""
     # Cells that run at once: the output of one must not be under the next.
-    names = [f"cell{number}" for number in range(4)]
     calls = ("await talkers.say.call('awaited'); None", "talkers.say.call('got').get(); None")
     marimo.ok(ACTORS, SPAWN, *calls)
-    marimo.until(lambda: len(lines(marimo.cells[names[3]].text)) == 2)
-    assert lines(marimo.cells[names[2]].text) == said("awaited")
-    assert lines(marimo.cells[names[3]].text) == said("got")
+    *_, awaited, got = marimo.cells.values()
+    marimo.until(lambda: len(lines(got.text)) == 2)
+    assert lines(awaited.text) == said("awaited")
+    assert lines(got.text) == said("got")
 
     for code, text in (
         ("talkers", "<b>ActorMesh</b> {gpus: 2}"),
@@ -91,6 +97,19 @@ def test_a_notebook(marimo: Marimo, tmp_path: Path) -> None:
     # marimo itself would read no output now that some has come while no cell ran.
     last = marimo.start("await talkers.say.call('last')")
     marimo.until(lambda: lines(marimo.cells[last].text) == said("last"))
+
+
+def test_a_restarted_kernel_finds_its_meshes_again(marimo: Marimo) -> None:
+    """The cells of docs/notebooks.md."""
+    cells = [block.code for block in blocks_of(PAGE.read_text())]
+    cells[0] = cells[0].replace("counting", f"marimo-{os.getpid()}")
+    for count in (1, 2):
+        last = marimo.start(*cells)
+        marimo.until(lambda last=last: len(lines(marimo.cells[last].text)) == 2)
+        assert marimo.wait(last).error == ""
+        assert lines(marimo.cells[last].text) == [f"[{rank}] now at {count}" for rank in (0, 1)]
+        marimo.restart()
+    marimo.ok(cells[0], "await shutdown_context()")
 
 
 def test_a_restart_leaves_nothing_running(marimo: Marimo) -> None:
