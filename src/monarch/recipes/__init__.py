@@ -3,6 +3,7 @@
 - `Queue`: a bounded queue that actors on any host fill and empty.
 - `Executor`: plain functions on the processes of a mesh, as a `concurrent.futures.Executor`.
 - `ActorPool`: each call goes to the actor of a mesh that has the least to do.
+- `progress`: a bar for a loop over results, in a terminal, a notebook or a log.
 - `first`: wait for the first of several calls.
 - `Shared`: a large object that is put once, and read by processes on all hosts.
 - `visible_devices`: gives each process of a host its own devices.
@@ -21,10 +22,20 @@ if TYPE_CHECKING:
     from monarch.recipes.completion import first
     from monarch.recipes.devices import visible_devices
     from monarch.recipes.executor import Executor
+    from monarch.recipes.progress import progress
     from monarch.recipes.queue import Closed, Queue
     from monarch.recipes.shared import Shared
 
-__all__ = ["ActorPool", "Closed", "Executor", "Queue", "Shared", "first", "visible_devices"]
+__all__ = [
+    "ActorPool",
+    "Closed",
+    "Executor",
+    "Queue",
+    "Shared",
+    "first",
+    "progress",
+    "visible_devices",
+]
 
 _HOMES = {
     "ActorPool": "actor_pool",
@@ -33,6 +44,7 @@ _HOMES = {
     "Queue": "queue",
     "Shared": "shared",
     "first": "completion",
+    "progress": "progress",
     "visible_devices": "devices",
 }
 

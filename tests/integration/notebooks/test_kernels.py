@@ -185,6 +185,19 @@ await asyncio.sleep(0)
     release(kernel, marker)
 
 
+def test_the_bar_of_a_recipe_stays_in_one_place(kernel: Kernel) -> None:
+    cell = kernel.run("""
+from monarch.recipes import progress
+for number in progress(range(3), label="numbers"):
+    print(number)
+""")
+    assert cell.text == "0\n1\n2\n"
+    first, last = cell.shown[0], cell.shown[-1]
+    assert first["text/plain"].startswith("numbers: 0/3 in 0 s")
+    assert last["text/plain"].startswith("numbers: 3/3 in ")
+    assert '<progress value="3" max="3">' in last["text/html"]
+
+
 def test_an_actor_defined_again_is_the_new_one(kernel: Kernel) -> None:
     for value in ("old", "new"):
         kernel.ok(

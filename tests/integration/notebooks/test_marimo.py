@@ -99,6 +99,17 @@ def test_a_notebook(marimo: Marimo, tmp_path: Path) -> None:
     marimo.until(lambda: lines(marimo.cells[last].text) == said("last"))
 
 
+def test_the_bar_of_a_recipe(marimo: Marimo) -> None:
+    marimo.ok("from monarch.recipes import progress")
+    code = "for _number in progress({}, label='numbers'): print(_number)"
+    for items in ("range(3)", "iter(range(3))"):
+        cell = marimo.run(code.format(items))
+        assert (cell.error, cell.text) == ("", "0\n1\n2\n")
+        shown = "".join(str(data) for _, data in cell.shown)
+        assert "numbers" in shown
+        assert ("3/3 in " if items == "range(3)" else "3 in ") in shown
+
+
 def test_a_restarted_kernel_finds_its_meshes_again(marimo: Marimo) -> None:
     """The cells of docs/notebooks.md."""
     cells = [block.code for block in blocks_of(PAGE.read_text())]
