@@ -4,6 +4,7 @@
 - `Executor`: plain functions on the processes of a mesh, as a `concurrent.futures.Executor`.
 - `ActorPool`: each call goes to the actor of a mesh that has the least to do.
 - `progress`: a bar for a loop over results, in a terminal, a notebook or a log.
+- `publish`, `lookup`: actors of one script under a name, which other scripts call.
 - `first`: wait for the first of several calls.
 - `Shared`: a large object that is put once, and read by processes on all hosts.
 - `visible_devices`: gives each process of a host its own devices.
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from monarch.recipes.completion import first
     from monarch.recipes.devices import visible_devices
     from monarch.recipes.executor import Executor
-    from monarch.recipes.progress import progress
+    from monarch.recipes.progress_bar import progress
+    from monarch.recipes.published import lookup, publish
     from monarch.recipes.queue import Closed, Queue
     from monarch.recipes.shared import Shared
 
@@ -33,7 +35,9 @@ __all__ = [
     "Queue",
     "Shared",
     "first",
+    "lookup",
     "progress",
+    "publish",
     "visible_devices",
 ]
 
@@ -44,7 +48,9 @@ _HOMES = {
     "Queue": "queue",
     "Shared": "shared",
     "first": "completion",
-    "progress": "progress",
+    "lookup": "published",
+    "progress": "progress_bar",
+    "publish": "published",
     "visible_devices": "devices",
 }
 
