@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import fcntl
 import os
@@ -34,6 +35,7 @@ class Terminal:
         )
         self._other = other
         self._seen = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
 
     def resize(self, rows: int, columns: int) -> None:
         fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
@@ -48,7 +50,7 @@ class Terminal:
             wait = deadline - time.monotonic()
             assert wait > 0, f"{pattern!r} is not in {self._seen!r}"
             if select.select([self._fd], [], [], wait)[0]:
-                self._seen += os.read(self._fd, 65536).decode()
+                self._seen += self._decoder.decode(os.read(self._fd, 65536))
         self._seen = self._seen[found.end() :]
         return found
 

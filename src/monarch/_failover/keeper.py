@@ -107,6 +107,10 @@ class JobHolder(Protocol):
         """Print output here that was streamed to the client."""
         ...
 
+    def print_there(self) -> None:
+        """Stream that output to the new client."""
+        ...
+
     def end(self) -> None:
         """End the agent and all procs of this host."""
         ...
@@ -239,6 +243,7 @@ class JobKeeper:
             agent.admit_driver(link)
             self._tell_others({})
             agent.driver_returned()
+            agent.print_there()
 
     # -- home is lost, this is another host ------------------------------------------------------
 
@@ -255,6 +260,8 @@ class JobKeeper:
             self._job = news["job"] if job is not None else ""
             self._agent.tell(self._agent.owner, {"op": "job", "job": self._job})
         if job is not None:
+            if news["reign"] > job.reign:  # another driver has come
+                self._agent.print_there()
             job.reign = news["reign"]
             for uid, keepsake in news.get("keep", ()):
                 job.keep(uid, keepsake)
@@ -304,6 +311,7 @@ class JobKeeper:
             said["hosts"] = agent.addresses()
             peer_host.say(said)
             agent.home_returned()
+            agent.print_there()
         else:
             peer_host.say(said)
 

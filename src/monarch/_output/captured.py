@@ -90,6 +90,10 @@ class CapturedOutput:
         """Print here what was streamed to the client, which has exited."""
         self._relay.client_left()
 
+    def client_returned(self) -> None:
+        """Stream to another client what was streamed to the one that had exited."""
+        self._relay.client_returned()
+
     def end(self) -> None:
         """Pass on the output of the killed procs, for a short time at most."""
         self._relay.end(_LAST_OUTPUT_WAIT)

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from monarch._output.log_level import set_level
-from monarch._output.notebook import attend, current_shell
+from monarch._output.notebook import current_shell
 from monarch._spi import (
     RAISED,
     VALUE,
@@ -254,9 +254,8 @@ class LoggingManager:
 
     def register_flusher_if_in_ipython(self) -> None:
         """In IPython, flush after every cell from now on; does nothing elsewhere."""
-        shell = current_shell()
-        if shell is not None:
-            attend(shell, flush_all_proc_mesh_logs)
+        if current_shell() is not None:
+            client_proc()  # which attends to the shell
 
 
 LoggingManager.__module__ = "monarch._src.actor.logging"

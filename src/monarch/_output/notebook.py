@@ -5,6 +5,7 @@
   prints to the cell that started the thread, and what comes by a descriptor to none.
 - An interrupt reaches a cell that awaits one answer: a kernel notices an interrupt when its event
   loop wakes up, so the loop wakes up from time to time while a cell runs.
+- A cell shows how far the calls are that it awaits for more than two seconds (`cell_progress`).
 - ``.get()`` in a cell is not warned of: it blocks the kernel's loop, as any cell does that waits.
 - The traceback of an error shows the frames of the program, without those of this package.
 """
@@ -18,9 +19,10 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from monarch._spi import is_package_frame
+from monarch._output.cell_progress import Bars, CellProgress, print_lines
+from monarch._spi import current_proc, is_package_frame, settings
 
-__all__ = ["attend", "current_shell", "is_kernel", "under_cell"]
+__all__ = ["allow_get", "attend", "current_shell", "is_kernel", "under_cell"]
 
 _WAKE_UP = 0.2  # seconds
 
@@ -51,15 +53,22 @@ def attend(shell: Any, flush: Callable[[], None]) -> None:
         return
     _attended.append(shell)
     wake_ups = _WakeUps()
+    end_progress = _no_progress
 
     def before_cell(*_info: object) -> None:
+        nonlocal end_progress
         global _cell
         if is_kernel(shell):
             _cell = shell.kernel.get_parent("shell")
         wake_ups.begin()
+        end_progress()
+        end_progress = _begin_progress(shell)
 
     def after_cell(_result: object) -> None:
+        nonlocal end_progress
         wake_ups.end()
+        end_progress()
+        end_progress = _no_progress
         flush()
 
     before_cell()  # this one
@@ -67,12 +76,37 @@ def attend(shell: Any, flush: Callable[[], None]) -> None:
     shell.events.register("post_run_cell", after_cell)
     if not shell.custom_exceptions:  # the program has not set its own
         shell.set_custom_exc((Exception, KeyboardInterrupt, asyncio.CancelledError), _show_error)
+    allow_get()
+
+
+def allow_get() -> None:
+    """Do not warn of `Future.get` in cells, which run on an event loop."""
     warnings.filterwarnings(
         "ignore",
         r"Future\.get\(\) was called from within an active event loop",
         UserWarning,
         "__main__",
     )
+
+
+def _no_progress() -> None:
+    pass
+
+
+def _begin_progress(shell: Any) -> Callable[[], None]:
+    """Show how far the calls of the cell are that begins; return what ends that."""
+    proc = current_proc()
+    if proc is None or not settings.call_progress:
+        return _no_progress
+    if not is_kernel(shell):
+        return CellProgress(proc, print_lines()).end
+    ident = f"monarch-{_cell['header']['msg_id']}"
+
+    def publish(text: str, page: str, again: bool) -> None:
+        data = {"text/plain": text, "text/html": page}
+        shell.display_pub.publish(data, transient={"display_id": ident}, update=again)
+
+    return CellProgress(proc, Bars(publish).show).end
 
 
 class _WakeUps:

@@ -144,6 +144,12 @@ class LogPrinter:
 
             under_cell(out)
         try:
+            if "marimo" in sys.modules:
+                from monarch._output import marimo_cells
+
+                if marimo_cells.attended is not None:
+                    marimo_cells.attended.print(number, text)
+                    return
             try:
                 out.write(text)
             except UnicodeEncodeError:

@@ -1,7 +1,8 @@
 """Output in every client and proc: `serve` sets it up, `capture_options` adds it to spawns.
 
 `serve` registers the handlers of what agents send about output: lines to print, and levels of
-logging. `capture_options` returns the part of a spawn request that has the output captured.
+logging. In a notebook it attends to the shell. `capture_options` returns the part of a spawn
+request that has the output captured.
 
 Clients and procs load this module as they start, so it loads little: the printer and
 `logging_option` are loaded by the first use.
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from monarch._output import log_level, log_prefix
 from monarch._output.standard import outputs
-from monarch._spi import HOME, current_proc, settings
+from monarch._spi import HOME, current_proc, is_simulated, settings
 
 if TYPE_CHECKING:
     from monarch._spi import Proc
@@ -34,6 +35,28 @@ def serve(proc: Proc) -> None:
     proc.notices["log"] = functools.partial(_print, proc)
     log_level.serve(proc)
     log_prefix.install()
+    if proc.client and not is_simulated():
+        _attend(proc)
+
+
+def _attend(proc: Proc) -> None:
+    """Do what the notebook needs in which this client runs, if it runs in one."""
+    if "IPython" in sys.modules:
+        from monarch._output.notebook import attend, current_shell
+
+        shell = current_shell()
+        if shell is not None:
+            attend(shell, _flush)
+    if "marimo" in sys.modules:
+        from monarch._output import marimo_cells
+
+        marimo_cells.attend(proc, _flush)
+
+
+def _flush() -> None:
+    from monarch._output.logging_option import flush_all_proc_mesh_logs
+
+    flush_all_proc_mesh_logs()
 
 
 def _print(proc: Proc, message: dict[str, Any]) -> None:
@@ -54,13 +77,18 @@ def capture_options(hosts: Iterable[str]) -> dict[str, Any] | None:
     This is the hook of the same name. `hosts`: where the procs are spawned.
     """
     unset = settings.origin("enable_log_forwarding") == "default"
-    shell, streaming = None, False
+    shell, cells = None, False
     if "IPython" in sys.modules:
         from monarch._output.notebook import current_shell, is_kernel
 
         shell = current_shell()
-        streaming = unset and is_kernel(shell)  # otherwise output is under no cell
-    forwarding = settings.enable_log_forwarding or (shell is not None and unset)
+        cells = is_kernel(shell)
+    if "marimo" in sys.modules:
+        from monarch._output import marimo_cells
+
+        cells = cells or marimo_cells.attended is not None
+    streaming = unset and cells  # otherwise output is under no cell
+    forwarding = settings.enable_log_forwarding or (unset and (cells or shell is not None))
     files = settings.enable_file_capture and settings.force_file_log
     log_dir = os.path.abspath(settings.log_dir) if settings.log_dir else ""
     captured = bool(forwarding or files or log_dir or settings.tail_log_lines)
@@ -69,11 +97,6 @@ def capture_options(hosts: Iterable[str]) -> dict[str, Any] | None:
         follow = _follow()
     if not captured and follow is None:
         return None
-    if shell is not None:
-        from monarch._output.logging_option import flush_all_proc_mesh_logs
-        from monarch._output.notebook import attend
-
-        attend(shell, flush_all_proc_mesh_logs)
     return {
         "captured": captured,
         "files": files,

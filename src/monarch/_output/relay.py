@@ -62,6 +62,7 @@ class _Source:
         "file_limit",
         "follow",
         "group",
+        "interrupted",
         "label",
         "left_out",
         "log_dir",
@@ -91,6 +92,7 @@ class _Source:
         self.follow = None if pace or follow is None else RateLimit(follow["rate"])
         self.left_out = 0  # lines, since the last one that was sent
         self.streaming: bool = pace or follow is not None
+        self.interrupted = False  # it streamed when the client left
         self.group = 0  # the procs whose lines are aggregated together
         self.window: int | None = None
         self.streams: list[_Stream] = []
@@ -178,6 +180,10 @@ class LogRelay:
     def client_left(self) -> None:
         """Stop streaming, as no client prints the lines: they go where they go without it."""
         self._reactor.call_soon(self._unstream)
+
+    def client_returned(self) -> None:
+        """Stream again what was streamed when the client left; another process is the client."""
+        self._reactor.call_soon(self._restream)
 
     def end(self, grace: float) -> None:
         """Wait until the output of the killed procs is passed on, at most `grace` seconds."""
@@ -366,10 +372,17 @@ class LogRelay:
                 self._watch(stream)
 
     def _unstream(self) -> None:
+        for source in self._sources.values():
+            source.interrupted = source.interrupted or source.streaming
         for stream in self._open:
             stream.source.streaming = False
         self._owed = 0
         self._release()
+
+    def _restream(self) -> None:
+        for source in self._sources.values():
+            source.streaming = source.streaming or source.interrupted
+            source.interrupted = False
 
     def _end(self, done: threading.Event) -> None:
         self._ending = done

@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from monarch._engine.mesh.meshes.busy import suspended_frames
     from monarch._engine.mesh.meshes.host_mesh import before_spawn
     from monarch._engine.mesh.meshes.proc_mesh import announce, check_constructor
-    from monarch._engine.mesh.results.future import CANCELLED, RAISED, RAW, VALUE, Future
+    from monarch._engine.mesh.results.future import CANCELLED, PENDING, RAISED, RAW, VALUE, Future
     from monarch._engine.mesh.results.gather import Gather
     from monarch._engine.mesh.results.progress import progress
     from monarch._engine.mesh.results.reply import Arrivals, PartialReplies, Replies, Reply
@@ -178,6 +178,7 @@ __all__ = [
     "LATE",
     "NOT_CREATED",
     "PATIENCE",
+    "PENDING",
     "PROBE",
     "QUERY",
     "RAISED",
@@ -358,7 +359,7 @@ _NAMES = {
     "_engine.mesh.meshes.busy": "suspended_frames",
     "_engine.mesh.meshes.host_mesh": "before_spawn",
     "_engine.mesh.meshes.proc_mesh": "announce check_constructor",
-    "_engine.mesh.results.future": "CANCELLED Future RAISED RAW VALUE",
+    "_engine.mesh.results.future": "CANCELLED Future PENDING RAISED RAW VALUE",
     "_engine.mesh.results.gather": "Gather",
     "_engine.mesh.results.progress": "progress",
     "_engine.mesh.results.reply": "Arrivals PartialReplies Replies Reply",

@@ -3,6 +3,8 @@
 - `Queue`: a bounded queue that actors on any host fill and empty.
 - `Executor`: plain functions on the processes of a mesh, as a `concurrent.futures.Executor`.
 - `ActorPool`: each call goes to the actor of a mesh that has the least to do.
+- `progress`: a bar for a loop over results, in a terminal, a notebook or a log.
+- `publish`, `lookup`: actors of one script under a name, which other scripts call.
 - `first`: wait for the first of several calls.
 - `Shared`: a large object that is put once, and read by processes on all hosts.
 - `visible_devices`: gives each process of a host its own devices.
@@ -21,10 +23,23 @@ if TYPE_CHECKING:
     from monarch.recipes.completion import first
     from monarch.recipes.devices import visible_devices
     from monarch.recipes.executor import Executor
+    from monarch.recipes.progress_bar import progress
+    from monarch.recipes.published import lookup, publish
     from monarch.recipes.queue import Closed, Queue
     from monarch.recipes.shared import Shared
 
-__all__ = ["ActorPool", "Closed", "Executor", "Queue", "Shared", "first", "visible_devices"]
+__all__ = [
+    "ActorPool",
+    "Closed",
+    "Executor",
+    "Queue",
+    "Shared",
+    "first",
+    "lookup",
+    "progress",
+    "publish",
+    "visible_devices",
+]
 
 _HOMES = {
     "ActorPool": "actor_pool",
@@ -33,6 +48,9 @@ _HOMES = {
     "Queue": "queue",
     "Shared": "shared",
     "first": "completion",
+    "lookup": "published",
+    "progress": "progress_bar",
+    "publish": "published",
     "visible_devices": "devices",
 }
 

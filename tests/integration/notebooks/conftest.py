@@ -16,7 +16,12 @@ try:
     import ipykernel  # noqa: F401 - whether it is installed
     import jupyter_client  # noqa: F401 - whether it is installed
 except ImportError:  # the other Pythons
-    collect_ignore = ["kernel.py", "test_kernels.py", "test_examples.py"]
+    collect_ignore = ["kernel.py", "test_ipython.py", "test_kernels.py", "test_examples.py"]
+try:
+    import marimo  # noqa: F401 - whether it is installed
+    import websockets  # noqa: F401 - whether it is installed
+except ImportError:
+    collect_ignore += ["marimo_server.py", "test_marimo.py"]
 
 
 @pytest.fixture

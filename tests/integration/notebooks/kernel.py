@@ -19,10 +19,11 @@ WAIT = 60.0
 
 
 class Cell(SimpleNamespace):
-    """The output of a cell: text of its streams, displayed results, the error."""
+    """The output of a cell: text of its streams, displayed results, progress, the error."""
 
     text: str
     shown: list[dict[str, Any]]
+    progress: list[dict[str, Any]]
     error: str
 
 
@@ -44,7 +45,7 @@ class Kernel:
     def start(self, code: str) -> str:
         """Run a cell; return the identity of its message."""
         ident: str = self.client.execute(code, store_history=False)
-        self.cells[ident] = Cell(text="", shown=[], error="")
+        self.cells[ident] = Cell(text="", shown=[], progress=[], error="")
         return ident
 
     def run(self, code: str) -> Cell:
@@ -83,7 +84,9 @@ class Kernel:
         if kind == "stream":
             cell.text += content["text"]
         elif kind in ("display_data", "execute_result", "update_display_data"):
-            cell.shown.append(content["data"])
+            ident = content.get("transient", {}).get("display_id", "")
+            where = cell.progress if ident.startswith("monarch-") else cell.shown
+            where.append(content["data"])
         elif kind == "error":
             cell.error = "\n".join(content["traceback"])
         elif kind == "status" and content["execution_state"] == "idle":

@@ -391,3 +391,7 @@ class Agent:
     def print_here(self) -> None:
         """See `JobHolder` in `monarch._failover.keeper`."""
         self._processes.output.client_left()
+
+    def print_there(self) -> None:
+        """See `JobHolder` in `monarch._failover.keeper`."""
+        self._processes.output.client_returned()

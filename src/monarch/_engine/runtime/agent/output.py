@@ -40,6 +40,10 @@ class Output(Protocol):
         """Print here what was streamed to the client, which has exited."""
         ...
 
+    def client_returned(self) -> None:
+        """Stream to another client what was streamed to the one that had exited."""
+        ...
+
     def end(self) -> None:
         """Pass on the output of the killed procs, for a short time at most."""
         ...
@@ -68,6 +72,9 @@ class Uncaptured:
         """See `Output`."""
 
     def client_left(self) -> None:
+        """See `Output`."""
+
+    def client_returned(self) -> None:
         """See `Output`."""
 
     def end(self) -> None:
