@@ -6,8 +6,6 @@ The script is never run again in a child: each program here prints a line when i
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -142,21 +140,21 @@ if __name__ == "__main__":
 """
 
 
-def test_a_script_that_a_process_ran_is_prepared_in_children_as_python_does(tmp_path: Path) -> None:
+def test_a_script_that_a_process_ran_is_prepared_in_children_as_python_does(
+    program: Callable[[str], str], tmp_path: Path
+) -> None:
     """Its names are found in the child, which has run the script without its guarded part."""
     (tmp_path / "script.py").write_text(SCRIPT)
-    program = (
-        "from monarch.actor import this_host\n"
-        "from monarch.spmd import SPMDActor\n"
-        "actor = this_host().spawn_procs().spawn('ranks', SPMDActor)\n"
-        "place = actor.get_host_port.call_one(None).get()\n"
-        "actor.main.call(*place, ['script.py']).get(timeout=100)\n"
+    program(
+        """
+        import runpy
+        class Runner(Actor):
+            @endpoint
+            def run(self):
+                runpy.run_path("script.py", run_name="__main__")
+        this_host().spawn_procs().spawn("runner", Runner).run.call_one().get(timeout=100)
+        """
     )
-    (tmp_path / "program.py").write_text(program)
-    done = subprocess.run(
-        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "result").read_text()) == [True]
     assert (tmp_path / "runs").read_text().split() == ["__main__", "__mp_main__"]
 
