@@ -1,6 +1,7 @@
 """Reinforcement learning with actors: generators, a scorer and a learner, none waiting for all.
 
     python examples/grpo.py [--steps 600] [--generators 2] [--seed 0]
+    python examples/grpo.py --job kubernetes --job-option image=registry.example.org/train:1
 
 A small policy learns to add: a prompt is two digits, a completion two digits, and the reward is 1
 if they are the sum, and a quarter for each digit that is right. The method is GRPO (Shao et al.
@@ -15,6 +16,9 @@ maximises the clipped ratio of PPO with a penalty for leaving the reference poli
 The generators make completions all the time, with weights that may be a few steps old: the ratio
 accounts for that. The learner publishes its weights in one of two buffers by turns. A generator
 reads them directly from the learner's memory, and asks afterwards whether it has read one version.
+
+With `--job` the actors are on the hosts of a job: the learner and the scorer on the first,
+generators on all of them. The kinds of jobs and their options are in examples/jobs.py.
 """
 
 from __future__ import annotations
@@ -24,10 +28,11 @@ import time
 from typing import Any, NamedTuple
 
 import torch
+from jobs import add_arguments, hosts_of  # beside this file
 from torch import nn
 from torch.distributions import Categorical
 
-from monarch.actor import Actor, endpoint, this_host
+from monarch.actor import Actor, HostMesh, endpoint
 from monarch.rdma import RDMABuffer
 from monarch.recipes import Closed, Queue
 
@@ -201,24 +206,30 @@ def main() -> None:
     """Train, and show the reward as it grows."""
     parser = argparse.ArgumentParser(description="GRPO with actors.")
     parser.add_argument("--steps", type=int, default=600, help="of the learner")
-    parser.add_argument("--generators", type=int, default=2, help="processes that generate")
+    parser.add_argument("--generators", type=int, default=2, help="processes on each host")
     parser.add_argument("--seed", type=int, default=0, help="of all random numbers")
+    add_arguments(parser)
     options = parser.parse_args()
+    with hosts_of(options) as hosts:
+        train(hosts, options.steps, options.generators, options.seed)
 
-    host = this_host()
-    learner = host.spawn_procs().spawn("learner", Learner, options.seed)
-    procs = host.spawn_procs({"generators": options.generators})
-    generators = procs.spawn("generators", Generator, learner, options.seed + 1)
-    scorer = host.spawn_procs().spawn("scorer", Scorer)
+
+def train(hosts: HostMesh, steps: int, generators_per_host: int, seed: int) -> None:
+    """Spawn the actors, and train."""
+    first = hosts.slice(**dict.fromkeys(hosts.extent.labels, 0))
+    learner = first.spawn_procs().spawn("learner", Learner, seed)
+    procs = hosts.spawn_procs({"generators": generators_per_host})
+    generators = procs.spawn("generators", Generator, learner, seed + 1)
+    scorer = first.spawn_procs().spawn("scorer", Scorer)
     made, scored = Queue[Groups](maxsize=4), Queue[Groups](maxsize=4)
 
     generating = generators.generate.call(made)
     scoring = scorer.score.call_one(made, scored)
     began = time.monotonic()
     print(" step  reward     kl  weights' age")
-    for step in range(options.steps):
+    for step in range(steps):
         found = learner.learn.call_one(scored.get()).get()
-        if (step + 1) % max(1, options.steps // 10) == 0:
+        if (step + 1) % max(1, steps // 10) == 0:
             age = f"{found['age']:4.0f} steps"
             print(f"{step + 1:5}  {found['reward']:6.3f}  {found['kl']:5.2f}  {age}")
     seconds = time.monotonic() - began
@@ -227,7 +238,7 @@ def main() -> None:
     batches = sum(generating.get().values())
     scoring.get()
     accuracy = learner.accuracy.call_one().get()
-    print(f"{options.steps} steps in {seconds:.1f} s, {batches} batches were generated")
+    print(f"{steps} steps in {seconds:.1f} s, {batches} batches were generated")
     print(f"right answers: {accuracy:.0%}")
 
 
