@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from monarch.actor import HostMesh, this_host
-from monarch.job import JobTrait, MPIJob, ProcessJob, RayJob, SlurmJob, SSHJob
+from monarch.job import JobTrait, MPIJob, ProcessJob, RayJob, SkyPilotJob, SlurmJob, SSHJob
 
 MESH = "trainers"
 LOOPBACK = "127.0.0.1"
@@ -103,6 +103,19 @@ def ray(hosts: int, options: Options) -> Described:
     return Described(job, job.host_names)
 
 
+def skypilot(hosts: int, options: Options) -> Described:
+    """Describe machines that SkyPilot rents: `infra`, `accelerators`, `python`, `setup`."""
+    given = take(options, infra="", accelerators="", python="python", setup="")
+    wanted = {name: given[name] for name in ("infra", "accelerators") if given[name]}
+    job = SkyPilotJob(
+        {MESH: hosts},
+        resources=wanted or None,
+        python_exe=given["python"],
+        setup_commands=given["setup"] or None,
+    )
+    return Described(job, lambda: [urlsplit(url).hostname or "" for url in job.workers])
+
+
 def slurm(hosts: int, options: Options) -> Described:
     """Describe nodes of a Slurm job: `partition`, `time`, `gpus` per node, `python`, `port`."""
     given = take(options, partition="", time="", gpus="", python="python3", port="22222")
@@ -123,6 +136,7 @@ JOBS: dict[str, Callable[[int, Options], Described]] = {
     "local": local,
     "mpi": mpi,
     "ray": ray,
+    "skypilot": skypilot,
     "slurm": slurm,
     "ssh": ssh,
 }

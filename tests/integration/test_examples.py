@@ -51,6 +51,7 @@ NEEDED = {
     "getting_started": (),
     "hello_gather_mount": (),
     "hello_kubernetes": ("kubernetes",),
+    "hello_skypilot": (),
     "grpo": ("torch", "numpy"),
     "demo_slurm": ("torch", "sklearn", "matplotlib", "rich"),
     "demo_hosts": ("torch", "sklearn", "matplotlib", "rich", "cryptography"),
@@ -136,6 +137,7 @@ for sys.argv in ([sys.argv[1], "--help"], sys.argv[1:]):  # what it imports take
         ("rdma_ping_pong", "--megabytes"),
         ("hello_gather_mount", "--hosts"),
         pytest.param("hello_kubernetes", "--hosts", marks=with_kubernetes),
+        ("hello_skypilot", "--hosts"),
         ("spmd_job", "--procs"),
         pytest.param("ddp_actors", "--procs", marks=with_torch),
         pytest.param("parameter_server", "--workers", marks=with_torch),
@@ -170,6 +172,7 @@ def test_help_names_the_options_and_a_mesh_of_nobody_is_refused(
     ("name", "package"),
     [
         ("hello_kubernetes", "kubernetes"),
+        ("hello_skypilot", "sky"),
         ("parameter_server", "torch"),
         ("rdma_parameter_server", "numpy"),
         ("weight_sync", "rich"),
@@ -351,6 +354,54 @@ def test_hello_kubernetes_says_why_it_cannot(cluster: Cluster, tmp_path: Path) -
     assert "Traceback" not in inside.stderr + missing.stderr
     for words in (["--provision"], ["--kueue=team"], ["--provision", "--image=a", "--volcano=b"]):
         hello_kubernetes(cluster, *words, cwd=tmp_path, returncode=2)
+
+
+@pytest.fixture
+def skypilot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the directory of clusters of the tests' own SkyPilot, whose nodes are processes."""
+    (tmp_path / "kit").mkdir()
+    monkeypatch.setenv("SKY_KIT", str(tmp_path / "kit"))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "sky_kit"))
+    return tmp_path / "kit" / "clusters"
+
+
+SETUP = (f"--python={sys.executable}", "--setup=true")
+
+
+def test_hello_skypilot(skypilot: Path, tmp_path: Path) -> None:
+    words = ("--accelerators=A100:8", "--idle-minutes=5", *SETUP)
+    kept = example("hello_skypilot", *words, "--keep", cwd=tmp_path)
+    [cluster] = skypilot.iterdir()
+    task = json.loads((cluster / "task").read_text())
+    assert task["resources"] == [{"accelerators": "A100:8"}]
+    assert task["launch"] == {"idle_minutes_to_autostop": 5, "down": True}
+    again = example("hello_skypilot", *words, "--keep", cwd=tmp_path)
+    assert [path.name for path in skypilot.iterdir()] == [cluster.name]
+    for done in (kept, again):
+        greeted = re.findall(r"^hello from rank (\d): node (\d) of", done.stdout, re.MULTILINE)
+        assert greeted == [("0", "0"), ("1", "1")]
+    done = python("-m", "monarch.cli", "kill", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert not [*skypilot.iterdir()]
+
+
+def test_hello_skypilot_leaves_no_machine(skypilot: Path, tmp_path: Path) -> None:
+    done = example("hello_skypilot", "--hosts=1", *SETUP, cwd=tmp_path)
+    assert "hello from rank 0" in done.stdout
+    refused = example("hello_skypilot", "--setup=false", SETUP[0], cwd=tmp_path, returncode=1)
+    assert re.search(r"^error: .*FAILED_SETUP", refused.stderr, re.MULTILINE)
+    assert "Traceback" not in refused.stderr
+    assert not [*skypilot.iterdir()]
+
+
+@pytest.mark.torch
+@with_torch
+def test_training_on_machines_of_a_cloud(skypilot: Path, tmp_path: Path) -> None:
+    job = ["--job=skypilot", "--job-hosts=1", f"--job-option=python={sys.executable}"]
+    job.append("--job-option=setup=true")
+    done = example("ddp_actors", "--procs=1", "--steps=20", *job, cwd=tmp_path)
+    assert "The parameters of all 1 processes are equal." in done.stdout
+    assert not [*skypilot.iterdir()]
 
 
 @with_ddp
