@@ -55,6 +55,7 @@ NEEDED = {
     "grpo": ("torch", "numpy"),
     "demo_slurm": ("torch", "sklearn", "matplotlib", "rich"),
     "demo_hosts": ("torch", "sklearn", "matplotlib", "rich", "cryptography"),
+    "otel_collector": ("opentelemetry",),
     "parameter_server": ("torch",),
     "ping_pong": (),
     "rdma_parameter_server": ("numpy", "rich"),
@@ -75,6 +76,7 @@ with_numpy = needs(*NEEDED["weight_sync"])
 with_extras = needs(*NEEDED["train_digits"])
 with_ddp = needs(*NEEDED["train_digits_ddp"])
 with_kubernetes = needs(*NEEDED["hello_kubernetes"])
+with_otlp = needs(*NEEDED["otel_collector"])
 with_fuse = pytest.mark.skipif(
     not (os.path.exists("/dev/fuse") and shutil.which("fusermount3")),
     reason="FUSE mounts need /dev/fuse and fusermount3 (package fuse3)",
@@ -139,6 +141,7 @@ for sys.argv in ([sys.argv[1], "--help"], sys.argv[1:]):  # what it imports take
         pytest.param("hello_kubernetes", "--hosts", marks=with_kubernetes),
         ("hello_skypilot", "--hosts"),
         ("spmd_job", "--procs"),
+        pytest.param("otel_collector", "--procs", marks=with_otlp),
         pytest.param("ddp_actors", "--procs", marks=with_torch),
         pytest.param("parameter_server", "--workers", marks=with_torch),
         pytest.param("rdma_parameter_server", "--workers", marks=with_numpy),
@@ -171,6 +174,7 @@ def test_help_names_the_options_and_a_mesh_of_nobody_is_refused(
 @pytest.mark.parametrize(
     ("name", "package"),
     [
+        ("otel_collector", "opentelemetry"),
         ("hello_kubernetes", "kubernetes"),
         ("hello_skypilot", "sky"),
         ("parameter_server", "torch"),
@@ -233,6 +237,45 @@ def test_rdma_ping_pong(tmp_path: Path, hosts: str) -> None:
     lines = re.findall(r"^\[\d\] (ping|pong) [\d.]+s [\d.]+ GB/s PASS$", done.stdout, re.MULTILINE)
     assert lines == ["ping", "pong"] * 2
     assert done.stdout.endswith("4 of 4 transfers arrived whole.\n")
+
+
+@with_otlp
+def test_otel_collector(tmp_path: Path) -> None:
+    """It is its own collector, and no export is refused."""
+    done = example("otel_collector", "--procs", "2", "--steps", "3", cwd=tmp_path)
+    assert done.stdout.count("received from trainers ") > 10
+    assert "metric images [sum]" in done.stdout
+    end = "192 images of each of 2 processes, 6 log records and 12 spans have arrived\n"
+    assert end in done.stdout
+    assert "do not reach" not in done.stderr
+
+
+@with_otlp
+def test_otel_collector_listens_to_other_programs(tmp_path: Path) -> None:
+    command = [sys.executable, str(EXAMPLES / "otel_collector.py")]
+    with subprocess.Popen(
+        [*command, "--listen=0"], stdout=subprocess.PIPE, text=True, cwd=tmp_path
+    ) as collector:
+        try:
+            assert collector.stdout is not None
+            name, _, url = collector.stdout.readline().strip().partition("=")
+            done = subprocess.run(
+                [*command, "--steps=1"],
+                env={**os.environ, name: url},
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+                timeout=280,
+                check=False,
+            )
+            assert done.stdout.endswith(f"The collector at {url} has metrics, traces and logs.\n")
+            awaited = {"metric images [sum]", "span load", "record loss 1.000"}
+            for line in collector.stdout:
+                awaited.discard(line.strip().partition(": ")[2])
+                if not awaited:
+                    break
+        finally:
+            collector.terminate()
 
 
 @with_fuse
