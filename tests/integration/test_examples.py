@@ -211,6 +211,9 @@ def test_ping_pong(tmp_path: Path) -> None:
     assert "hits by the left mesh [11, 11], by the right mesh [10, 10]" in out
     assert "42 hits" in out
     assert {"0", "1"} == set(re.findall(r"pair (\d) has finished", out))
+    received = re.findall(r"^Pong!, Receiver \(left:(\d)\) received msg", out, re.MULTILINE)
+    assert sorted(received) == ["0", "1"]
+    assert out.endswith("\nExample completed successfully!\n")
 
 
 @pytest.mark.parametrize("hosts", [1, 2])
