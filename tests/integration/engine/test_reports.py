@@ -703,6 +703,28 @@ for _ in range(2):
     assert (done.returncode, done.stdout) == (0, "caught\n"), done.stderr
 
 
+@pytest.mark.failures
+def test_a_failure_like_one_that_was_caught_says_why_the_script_ends(tmp_path: Path) -> None:
+    """The report is short, since the cause was raised before; the remedy is in it nevertheless."""
+    done = run(
+        tmp_path,
+        """
+from monarch.actor import SupervisionError
+
+try:
+    spawn("first", Worker, 1).exit.call().get()
+except SupervisionError:
+    print("caught", flush=True)
+spawn("second", Worker, 1).exit.broadcast()
+time.sleep(100)
+""",
+    )
+    assert (done.returncode, done.stdout) == (-signal.SIGINT, "caught\n")
+    first, second = done.stderr.splitlines()[:2]
+    assert first.startswith("The same happened to <root>.<__main__.Worker second{'gpus': 0/1}> (")
+    assert "To go on, spawn the mesh with a Supervisor" in second
+
+
 def test_after_a_shutdown(program: Callable[[str], str]) -> None:
     said = program(
         """

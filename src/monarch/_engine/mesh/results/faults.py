@@ -197,6 +197,8 @@ class Faults:
         else:
             text = f"The same happened to {root.actor} {root.where()}"
             is_new = {mesh for mesh, _ in named}.isdisjoint({root.mesh_name, *root.others})
+            if is_new:
+                text += f"\n{remedy}"
             if hit and hit <= named:
                 return False
             named |= hit
