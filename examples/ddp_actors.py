@@ -6,6 +6,10 @@ optimizer between calls, so the script decides step by step what happens: it tra
 loss, and stops when it is small.
 
     python examples/ddp_actors.py --procs 2 --steps 200
+    python examples/ddp_actors.py --job slurm --job-hosts 2       # two processes on each node
+    python examples/ddp_actors.py --job kubernetes --job-option image=registry.example.org/train:1
+
+The kinds of jobs and their options are in examples/jobs.py.
 
 The task is to fit a plane. At the end all processes must have the same parameters, bit for bit:
 each has seen other data, and the gradients were averaged.
@@ -21,7 +25,9 @@ try:
 except ImportError as missing:
     sys.exit(f"{missing}. Try: pip install 'pymonarch[examples]'")
 
-from monarch.actor import Actor, current_rank, endpoint, this_host
+from jobs import add_arguments, hosts_of  # beside this file
+
+from monarch.actor import Actor, HostMesh, current_rank, endpoint
 from monarch.spmd import setup_torch_elastic_env
 
 TRUTH = torch.tensor([[2.0], [-3.0], [0.5]])
@@ -63,19 +69,24 @@ class Trainer(Actor):
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Train with DDP inside actors.")
-    parser.add_argument("--procs", type=int, default=2, help="ranks (default: 2)")
+    parser.add_argument("--procs", type=int, default=2, help="ranks on each host (default: 2)")
     parser.add_argument("--steps", type=int, default=200, help="at most (default: 200)")
+    add_arguments(parser)
     args = parser.parse_args()
     if args.procs < 1 or args.steps < 1:
         parser.error("--procs and --steps must be at least 1")
+    with hosts_of(args) as hosts:
+        return train(hosts, args.procs, args.steps)
 
-    procs = this_host().spawn_procs({"gpus": args.procs})
+
+def train(hosts: HostMesh, procs_per_host: int, steps: int) -> int:
+    procs = hosts.spawn_procs({"gpus": procs_per_host})
     setup_torch_elastic_env(procs)
     trainers = procs.spawn("trainers", Trainer)
     trainers.join.call().get()
     done, loss = 0, float("inf")
-    while done < args.steps and loss > 1e-4:
-        more = min(20, args.steps - done)
+    while done < steps and loss > 1e-4:
+        more = min(20, steps - done)
         loss = max(trainers.train.call(more).get().values())
         done += more
         print(f"loss {loss:.6f} after {done} steps")

@@ -1,6 +1,7 @@
 """Reinforcement learning with actors: generators, a scorer and a learner, none waiting for all.
 
     python examples/grpo.py [--steps 200] [--generators 2] [--seed 0]
+    python examples/grpo.py --job kubernetes --job-option image=registry.example.org/train:1
 
 A small policy learns to add: a prompt is two digits, a completion two digits, and the reward is 1
 if they are the sum, and a quarter for each digit that is right. The method is GRPO (Shao et al.
@@ -16,6 +17,9 @@ The generators make completions all the time, with weights that may be a few ste
 accounts for that. The learner publishes its weights in one of two buffers by turns. A generator
 reads them directly from the learner's memory, and asks afterwards whether it has read one version.
 A generator whose process is lost is replaced, while the others go on.
+
+With `--job` the actors are on the hosts of a job: the learner and the scorer on the first,
+generators on all of them. The kinds of jobs and their options are in examples/jobs.py.
 
 Other programs use the parts of this one: grpo_ports.py connects them by ports, grpo_tensors.py has
 the policy on meshes, and grpo_sim.py simulates this program on a cluster whose generators crash.
@@ -40,7 +44,18 @@ try:
 except ImportError as missing:
     sys.exit(f"{missing}. Try: pip install 'pymonarch[examples]'")
 
-from monarch.actor import Actor, Future, Restarted, Supervisor, current_rank, endpoint, this_host
+from jobs import add_arguments, hosts_of  # beside this file
+
+from monarch.actor import (
+    Actor,
+    Future,
+    HostMesh,
+    Point,
+    Restarted,
+    Supervisor,
+    current_rank,
+    endpoint,
+)
 from monarch.rdma import RDMABuffer
 from monarch.recipes import Closed, Queue
 
@@ -268,26 +283,35 @@ class Result(NamedTuple):
     accuracy: float
 
 
+def first_of(hosts: HostMesh) -> HostMesh:
+    """Return the first host."""
+    return hosts.slice(**dict.fromkeys(hosts.extent.labels, 0))
+
+
 def train(
+    hosts: HostMesh,
     learner: Learner,
     steps: int,
     generators: int,
     seed: int,
     show: Callable[[int, dict[str, float]], object],
 ) -> Result:
-    """Train; call `show` after each step with its number, from 1, and its figures."""
-    host = this_host()
-    scorer = host.spawn_procs(name="scorer").spawn("scorer", Scorer)
+    """Train with `generators` on each host.
+
+    Calls `show` after each step with its number, from 1, and its figures.
+    """
+    scorer = first_of(hosts).spawn_procs(name="scorer").spawn("scorer", Scorer)
     made, scored = Queue[Groups](maxsize=2), Queue[Groups](maxsize=2)
     calls: list[Future[int]] = []
 
     def begin(rank: int) -> None:
-        calls.append(actors.slice(generators=rank).generate.call_one(made))
+        one = actors.slice(**Point(rank, procs.extent))
+        calls.append(one.generate.call_one(made))
 
-    procs = host.spawn_procs({"generators": generators}, name="generators")
+    procs = hosts.spawn_procs({"generators": generators}, name="generators")
     supervisor = Supervisor(max_restarts=10, on_restart=lambda event: begin(event.rank))
     actors = supervisor.spawn(procs, "generators", Generator, learner, seed + 1)
-    for rank in range(generators):
+    for rank in range(procs.size()):
         begin(rank)
     scoring = scorer.score.call_one(made, scored)
     for step in range(1, steps + 1):
@@ -338,7 +362,7 @@ def parser(description: str) -> argparse.ArgumentParser:
     return made
 
 
-def run(learner: Learner, args: argparse.Namespace, picture: str) -> None:
+def run(hosts: HostMesh, learner: Learner, args: argparse.Namespace, picture: str) -> None:
     """Train; print what happens, and draw the rewards."""
     rewards: list[float] = []
 
@@ -350,7 +374,7 @@ def run(learner: Learner, args: argparse.Namespace, picture: str) -> None:
 
     print(" step    loss  reward     kl  weights' age", flush=True)
     began = time.monotonic()
-    result = train(learner, args.steps, args.generators, args.seed, show)
+    result = train(hosts, learner, args.steps, args.generators, args.seed, show)
     seconds = time.monotonic() - began
     print(f"{args.steps} steps in {seconds:.1f} s, {result.batches} batches were generated")
     for event in result.lost:
@@ -363,10 +387,12 @@ def run(learner: Learner, args: argparse.Namespace, picture: str) -> None:
 def main() -> None:
     made = parser("GRPO with actors.")
     made.add_argument("--steps", type=positive, default=200, help="of the learner")
-    made.add_argument("--generators", type=positive, default=2, help="processes that generate")
+    made.add_argument("--generators", type=positive, default=2, help="processes on each host")
+    add_arguments(made)
     args = made.parse_args()
-    learner = this_host().spawn_procs(name="learner").spawn("learner", Learner, args.seed)
-    run(learner, args, "grpo_reward.png")
+    with hosts_of(args) as hosts:
+        procs = first_of(hosts).spawn_procs(name="learner")
+        run(hosts, procs.spawn("learner", Learner, args.seed), args, "grpo_reward.png")
 
 
 if __name__ == "__main__":

@@ -116,6 +116,7 @@ def training(args: argparse.Namespace) -> Run:
     ):
         learner = this_host().spawn_procs(name="learner").spawn("learner", learner_class, args.seed)
         result = grpo.train(
+            this_host(),
             learner,
             args.steps,
             args.generators,

@@ -95,7 +95,7 @@ def main() -> int:
         made.error(f"--procs: a batch of {grpo.PROMPTS} prompts must divide by {args.procs}")
     procs = this_host().spawn_procs(name="learner")
     learner = procs.spawn("learner", Learner, args.seed, args.procs)
-    grpo.run(learner, args, "grpo_tensors_reward.png")
+    grpo.run(this_host(), learner, args, "grpo_tensors_reward.png")
     drift = learner.drift.call_one().get()
     print(f"greatest difference of a weight between the processes: {drift:g}")
     if drift:

@@ -12,7 +12,7 @@ import argparse
 import sys
 import time
 
-from monarch.actor import Actor, Channel, Port, current_rank, endpoint, this_host
+from monarch.actor import Actor, Channel, Port, context, current_rank, endpoint, this_host
 
 
 class Player(Actor):
@@ -29,6 +29,8 @@ class Player(Actor):
     def hit(self, pair: int, hits_left: int, finished: Port[int]) -> None:
         self.hits += 1
         if hits_left == 1:
+            me = context().actor_instance  # (current_rank() is that in the slice that was called)
+            print(f"Pong!, Receiver ({me.name}:{me.rank.rank}) received msg: ball {pair}, last hit")
             finished.send(pair)
         else:
             self.opponent.hit.broadcast(pair, hits_left - 1, finished)
@@ -68,7 +70,11 @@ def main() -> int:
 
     left_procs.stop().get()
     right_procs.stop().get()
-    return 0 if sum(hits) == args.pairs * args.hits else 1
+    if sum(hits) != args.pairs * args.hits:
+        print("error: a hit was lost", file=sys.stderr)
+        return 1
+    print("Example completed successfully!")
+    return 0
 
 
 if __name__ == "__main__":

@@ -54,6 +54,7 @@ try:
     import torch
     import torch._dynamo  # the first optimizer imports it: once here, or in each process again
     import torch.distributed as dist
+    from jobs import MESH, add_arguments, describe, positive  # beside this file
     from rich import box
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -416,11 +417,6 @@ class Bill:
 
 
 def arguments() -> argparse.Namespace:
-    def positive(text: str) -> int:
-        if (number := int(text)) < 1:
-            raise ValueError
-        return number
-
     parser = argparse.ArgumentParser(
         description="Train a small network on handwritten digits, data-parallel across processes.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
@@ -438,15 +434,7 @@ def arguments() -> argparse.Namespace:
         metavar="ADDRESS,...",
         help="with --hosts: machines that take the place of one that is lost",
     )
-    parser.add_argument("--job", metavar="KIND", help="start hosts: local, ssh, ...; see jobs.py")
-    parser.add_argument("--job-hosts", type=positive, default=2, metavar="N", help="of --job")
-    parser.add_argument(
-        "--job-option",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="of --job, may be repeated",
-    )
+    add_arguments(parser)
     parser.add_argument("--epochs", type=positive, default=20, help="train up to this epoch")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument(
@@ -526,8 +514,6 @@ def main() -> int:
     job = spares = None
     with bill.phase("hosts"):
         if args.job:
-            from jobs import MESH, describe  # beside this file
-
             described = describe(args.job, args.job_hosts, args.job_option)
             job = described.job
             try:

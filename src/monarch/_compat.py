@@ -709,9 +709,9 @@ class _OldPaths:
         program = PROGRAMS.get(fullname)
         if program is None:
             return None
-        return compile(
-            f"import sys\nfrom {program} import main\nsys.exit(main())", fullname, "exec"
-        )
+        # Children of multiprocessing run it under another name, to prepare their `__main__`.
+        run = "if __name__ == '__main__': sys.exit(main())"
+        return compile(f"import sys\nfrom {program} import main\n{run}", fullname, "exec")
 
     def get_source(self, fullname: str) -> str | None:
         return None

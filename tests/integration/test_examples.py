@@ -12,11 +12,13 @@ import json
 import os
 import re
 import runpy
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +26,7 @@ from urllib.request import HTTPCookieProcessor, build_opener
 
 import pytest
 
+from tests.kubernetes_kit import Cluster
 from tests.network import unavailable
 from tests.processes import files_of_processes
 from tests.sshd import serving
@@ -48,6 +51,9 @@ NEEDED = {
     "debugging": (),
     "distributed_tensors": ("torch", "sklearn"),
     "getting_started": (),
+    "hello_gather_mount": (),
+    "hello_kubernetes": ("kubernetes",),
+    "hello_skypilot": (),
     "grpo": ("torch", "numpy"),
     "grpo_ports": ("torch", "numpy"),
     "grpo_sim": ("torch", "numpy"),
@@ -55,6 +61,7 @@ NEEDED = {
     "demo_slurm": ("torch", "sklearn", "matplotlib", "rich"),
     "demo_hosts": ("torch", "sklearn", "matplotlib", "rich", "cryptography"),
     "lightning_mesh": ("lightning",),
+    "otel_collector": ("opentelemetry",),
     "parameter_server": ("torch",),
     "ping_pong": (),
     "rdma_parameter_server": ("numpy", "rich"),
@@ -77,6 +84,12 @@ with_torch = needs("torch")
 with_numpy = needs(*NEEDED["weight_sync"])
 with_extras = needs(*NEEDED["train_digits"])
 with_ddp = needs(*NEEDED["train_digits_ddp"])
+with_kubernetes = needs(*NEEDED["hello_kubernetes"])
+with_otlp = needs(*NEEDED["otel_collector"])
+with_fuse = pytest.mark.skipif(
+    not (os.path.exists("/dev/fuse") and shutil.which("fusermount3")),
+    reason="FUSE mounts need /dev/fuse and fusermount3 (package fuse3)",
+)
 with_demo = needs(*NEEDED["demo_hosts"])
 
 
@@ -133,11 +146,15 @@ for sys.argv in ([sys.argv[1], "--help"], sys.argv[1:]):  # what it imports take
         ("debugging", "--rows"),
         ("getting_started", "--hosts"),
         ("rdma_ping_pong", "--megabytes"),
+        ("hello_gather_mount", "--hosts"),
+        pytest.param("hello_kubernetes", "--hosts", marks=with_kubernetes),
+        ("hello_skypilot", "--hosts"),
         ("spmd_job", "--procs"),
         ("torchtitan_mesh", "--procs"),
         pytest.param("accelerate_mesh", "--procs", marks=needs("accelerate")),
         pytest.param("lightning_mesh", "--procs", marks=needs("lightning")),
         pytest.param("torchft_groups", "--groups", marks=needs("torchft")),
+        pytest.param("otel_collector", "--procs", marks=with_otlp),
         pytest.param("ddp_actors", "--procs", marks=with_torch),
         pytest.param("distributed_tensors", "--procs", marks=with_ddp),
         pytest.param("grpo", "--generators", marks=with_torch),
@@ -181,6 +198,9 @@ def test_help_names_the_options_and_a_mesh_of_nobody_is_refused(
         ("grpo_ports", "torch"),
         ("grpo_sim", "torch"),
         ("grpo_tensors", "torch"),
+        ("otel_collector", "opentelemetry"),
+        ("hello_kubernetes", "kubernetes"),
+        ("hello_skypilot", "sky"),
         ("parameter_server", "torch"),
         ("rdma_parameter_server", "numpy"),
         ("weight_sync", "rich"),
@@ -220,6 +240,9 @@ def test_ping_pong(tmp_path: Path) -> None:
     assert "hits by the left mesh [11, 11], by the right mesh [10, 10]" in out
     assert "42 hits" in out
     assert {"0", "1"} == set(re.findall(r"pair (\d) has finished", out))
+    received = re.findall(r"^Pong!, Receiver \(left:(\d)\) received msg", out, re.MULTILINE)
+    assert sorted(received) == ["0", "1"]
+    assert out.endswith("\nExample completed successfully!\n")
 
 
 @pytest.mark.parametrize("hosts", [1, 2])
@@ -246,6 +269,214 @@ def test_rdma_ping_pong(tmp_path: Path, hosts: str) -> None:
     lines = re.findall(r"^\[\d\] (ping|pong) [\d.]+s [\d.]+ GB/s PASS$", done.stdout, re.MULTILINE)
     assert lines == ["ping", "pong"] * 2
     assert done.stdout.endswith("4 of 4 transfers arrived whole.\n")
+
+
+@with_otlp
+def test_otel_collector(tmp_path: Path) -> None:
+    """It is its own collector, and no export is refused."""
+    done = example("otel_collector", "--procs", "2", "--steps", "3", cwd=tmp_path)
+    assert done.stdout.count("received from trainers ") > 10
+    assert "metric images [sum]" in done.stdout
+    end = "192 images of each of 2 processes, 6 log records and 12 spans have arrived\n"
+    assert end in done.stdout
+    assert "do not reach" not in done.stderr
+
+
+@with_otlp
+def test_otel_collector_listens_to_other_programs(tmp_path: Path) -> None:
+    command = [sys.executable, str(EXAMPLES / "otel_collector.py")]
+    with subprocess.Popen(
+        [*command, "--listen=0"], stdout=subprocess.PIPE, text=True, cwd=tmp_path
+    ) as collector:
+        try:
+            assert collector.stdout is not None
+            name, _, url = collector.stdout.readline().strip().partition("=")
+            done = subprocess.run(
+                [*command, "--steps=1"],
+                env={**os.environ, name: url},
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+                timeout=280,
+                check=False,
+            )
+            assert done.stdout.endswith(f"The collector at {url} has metrics, traces and logs.\n")
+            awaited = {"metric images [sum]", "span load", "record loss 1.000"}
+            for line in collector.stdout:
+                awaited.discard(line.strip().partition(": ")[2])
+                if not awaited:
+                    break
+        finally:
+            collector.terminate()
+
+
+@with_fuse
+def test_hello_gather_mount(tmp_path: Path) -> None:
+    done = example("hello_gather_mount", "--hosts", "2", "--steps", "2", cwd=tmp_path)
+    assert "/here: hosts_0, hosts_1\nhosts_0: step 2, hosts_1: step 2\n" in done.stdout
+    assert done.stdout.endswith("2 logs and 2 checkpoints are here what they are there\n")
+
+
+def test_hello_gather_mount_says_what_the_machine_lacks(tmp_path: Path) -> None:
+    script = str(EXAMPLES / "hello_gather_mount.py")
+    done = subprocess.run(
+        [sys.executable, script],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert re.search(r"^error: cannot mount .*(/dev/fuse|fuse3)", done.stderr, re.MULTILINE)
+    assert "Traceback" not in done.stderr
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    made = Cluster(tmp_path)
+    yield made
+    made.close()
+
+
+def hello_kubernetes(cluster: Cluster, *arguments: str, cwd: Path, returncode: int = 0) -> Any:
+    common = ["--namespace=ml", "--timeout=60", f"--kubeconfig={cluster.kubeconfig()}"]
+    return example("hello_kubernetes", *common, *arguments, cwd=cwd, returncode=returncode)
+
+
+DIRECTLY = ("--out-of-cluster", "--no-port-forward")
+
+
+@with_kubernetes
+@pytest.mark.parametrize("operator", [True, False])
+def test_hello_kubernetes_creates_pods(cluster: Cluster, operator: bool, tmp_path: Path) -> None:
+    cluster.operator = operator
+    words = ["--provision", "--image=train:1", "--kueue=team", "--rdma-smoke", *DIRECTLY]
+    words += [] if operator else ["--no-operator"]
+    done = hello_kubernetes(cluster, *words, cwd=tmp_path)
+    greeted = re.findall(r"^hello from rank (\d): pod (\S+),", done.stdout, re.MULTILINE)
+    assert greeted == [("0", "workers-0"), ("1", "workers-1")]
+    read = re.findall(r"^rank (\d) has read the memory of rank (\d)$", done.stdout, re.MULTILINE)
+    assert read == [("1", "0"), ("0", "1")]
+    plural = "monarchmeshes" if operator else "statefulsets"
+    queues = [
+        body["metadata"].get("labels", {}).get("kueue.x-k8s.io/queue-name")
+        for _, kind, event, body in cluster.events
+        if (kind, event) == (plural, "ADDED")
+    ]
+    assert "team" in queues
+    assert not cluster.objects
+
+
+@with_kubernetes
+def test_hello_kubernetes_attaches_to_pods_of_volcano(cluster: Cluster, tmp_path: Path) -> None:
+    """These pods have the labels of Volcano, and a secret of the namespace."""
+    first = hello_kubernetes(
+        cluster, "--provision", "--image=train:1", "--keep", *DIRECTLY, cwd=tmp_path
+    )
+    assert "hello from rank 1" in first.stdout
+    for index in range(2):
+        labels = {"volcano.sh/job-name": "train", "volcano.sh/task-index": str(1 - index)}
+        cluster.patch("pods", "ml", f"workers-{index}", {"metadata": {"labels": labels}})
+    (tmp_path / "other").mkdir()
+    address = cluster.pod("workers-0")["status"]["podIP"]
+    for way in (DIRECTLY, (f"--attach-to=tcp://{address}:26600",)):
+        done = hello_kubernetes(
+            cluster, "--volcano=train", "--secret=workers-secret", *way, cwd=tmp_path / "other"
+        )
+        greeted = re.findall(r"^hello from rank (\d): pod (\S+),", done.stdout, re.MULTILINE)
+        assert greeted == [("0", "workers-1"), ("1", "workers-0")]
+    assert cluster.names("pods") == ["workers-0", "workers-1"]
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@with_kubernetes
+@with_torch
+@pytest.mark.parametrize(
+    ("name", "words", "found"),
+    [
+        ("ddp_actors", ("--procs=1", "--steps=60"), "The parameters of all 2 processes are equal."),
+        ("grpo", ("--generators=1", "--steps=10"), "10 steps in "),
+    ],
+)
+def test_training_on_pods(
+    cluster: Cluster, name: str, words: tuple[str, ...], found: str, tmp_path: Path
+) -> None:
+    options = {
+        "namespace": "ml",
+        "image": "train:1",
+        "queue": "team",
+        "kubeconfig": str(cluster.kubeconfig()),
+        "port_forward": "no",
+    }
+    job = ["--job=kubernetes", *(f"--job-option={key}={value}" for key, value in options.items())]
+    assert found in example(name, *words, *job, cwd=tmp_path).stdout
+    assert {"trainers-0", "trainers-1"} <= {
+        body["metadata"]["name"] for _, plural, _, body in cluster.events if plural == "pods"
+    }
+    assert not cluster.objects
+
+
+@with_kubernetes
+def test_hello_kubernetes_says_why_it_cannot(cluster: Cluster, tmp_path: Path) -> None:
+    inside = hello_kubernetes(cluster, cwd=tmp_path, returncode=1)
+    assert "error: Failed to load in-cluster Kubernetes config." in inside.stderr
+    words = ("--provision", "--image=missing", "--timeout=1", *DIRECTLY)
+    missing = hello_kubernetes(cluster, *words, cwd=tmp_path, returncode=1)
+    assert "ImagePullBackOff" in missing.stderr
+    assert "Traceback" not in inside.stderr + missing.stderr
+    for words in (["--provision"], ["--kueue=team"], ["--provision", "--image=a", "--volcano=b"]):
+        hello_kubernetes(cluster, *words, cwd=tmp_path, returncode=2)
+
+
+@pytest.fixture
+def skypilot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the directory of clusters of the tests' own SkyPilot, whose nodes are processes."""
+    (tmp_path / "kit").mkdir()
+    monkeypatch.setenv("SKY_KIT", str(tmp_path / "kit"))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "sky_kit"))
+    return tmp_path / "kit" / "clusters"
+
+
+SETUP = (f"--python={sys.executable}", "--setup=true")
+
+
+def test_hello_skypilot(skypilot: Path, tmp_path: Path) -> None:
+    words = ("--accelerators=A100:8", "--idle-minutes=5", *SETUP)
+    kept = example("hello_skypilot", *words, "--keep", cwd=tmp_path)
+    [cluster] = skypilot.iterdir()
+    task = json.loads((cluster / "task").read_text())
+    assert task["resources"] == [{"accelerators": "A100:8"}]
+    assert task["launch"] == {"idle_minutes_to_autostop": 5, "down": True}
+    again = example("hello_skypilot", *words, "--keep", cwd=tmp_path)
+    assert [path.name for path in skypilot.iterdir()] == [cluster.name]
+    for done in (kept, again):
+        greeted = re.findall(r"^hello from rank (\d): node (\d) of", done.stdout, re.MULTILINE)
+        assert greeted == [("0", "0"), ("1", "1")]
+    done = python("-m", "monarch.cli", "kill", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert not [*skypilot.iterdir()]
+
+
+def test_hello_skypilot_leaves_no_machine(skypilot: Path, tmp_path: Path) -> None:
+    done = example("hello_skypilot", "--hosts=1", *SETUP, cwd=tmp_path)
+    assert "hello from rank 0" in done.stdout
+    refused = example("hello_skypilot", "--setup=false", SETUP[0], cwd=tmp_path, returncode=1)
+    assert re.search(r"^error: .*FAILED_SETUP", refused.stderr, re.MULTILINE)
+    assert "Traceback" not in refused.stderr
+    assert not [*skypilot.iterdir()]
+
+
+@pytest.mark.torch
+@with_torch
+def test_training_on_machines_of_a_cloud(skypilot: Path, tmp_path: Path) -> None:
+    job = ["--job=skypilot", "--job-hosts=1", f"--job-option=python={sys.executable}"]
+    job.append("--job-option=setup=true")
+    done = example("ddp_actors", "--procs=1", "--steps=20", *job, cwd=tmp_path)
+    assert "The parameters of all 1 processes are equal." in done.stdout
+    assert not [*skypilot.iterdir()]
 
 
 @with_ddp

@@ -135,7 +135,13 @@ if TYPE_CHECKING:
     from monarch._engine.transport.frame_link import FrameLink
     from monarch._engine.transport.link import Link
     from monarch._engine.wire.call_meta import route
-    from monarch._engine.wire.codec import decode, encode, register_reducer
+    from monarch._engine.wire.codec import (
+        by_value_pickler,
+        decode,
+        encode,
+        register_reducer,
+        travels_by_name,
+    )
     from monarch._engine.wire.frame import CALL, FAILURE, PROBE, QUERY, STOP, Frame
     from monarch._spi.answers import call_each
     from monarch._spi.levels import UNITS, statistics
@@ -253,6 +259,7 @@ __all__ = [
     "attach_hosts",
     "before_calls",
     "before_spawn",
+    "by_value_pickler",
     "call_each",
     "call_later",
     "check_constructor",
@@ -330,6 +337,7 @@ __all__ = [
     "tell",
     "then",
     "to_base58",
+    "travels_by_name",
     "when_forked",
     "when_gone",
     "why_unreachable",
@@ -400,7 +408,7 @@ _NAMES = {
     "_engine.transport.frame_link": "FrameLink",
     "_engine.transport.link": "Link",
     "_engine.wire.call_meta": "route",
-    "_engine.wire.codec": "decode encode register_reducer",
+    "_engine.wire.codec": "by_value_pickler decode encode register_reducer travels_by_name",
     "_engine.wire.frame": "CALL FAILURE Frame PROBE QUERY STOP",
     "_spi.answers": "call_each",
     "_spi.process": (

@@ -669,6 +669,62 @@ for _ in range(5):
     assert (done.returncode, done.stdout, done.stderr) == (0, 5 * "caught\n", "")
 
 
+@pytest.mark.failures
+def test_a_script_that_catches_the_loss_of_processes_goes_on_whatever_else_was_in_them(
+    tmp_path: Path,
+) -> None:
+    """Two processes, each with an actor of two meshes: one actor is raised, two are shown."""
+    done = run(
+        tmp_path,
+        """
+import sys, threading
+from monarch.actor import SupervisionError
+
+class Lines:
+    seen = threading.Semaphore(0)
+    def write(self, text):
+        sys.__stderr__.write(text)
+        for _ in range(text.count("The same happened to ")):
+            self.seen.release()
+    def flush(self): pass
+
+sys.stderr = Lines()
+procs = this_host().spawn_procs({"gpus": 2})
+other, mesh = procs.spawn("other", Worker), procs.spawn("mesh", Worker)
+other.ready.call().get()
+try:
+    mesh.exit.call().get()
+except SupervisionError:
+    print("caught", flush=True)
+for _ in range(2):
+    assert Lines.seen.acquire(timeout=60)
+""",
+    )
+    assert (done.returncode, done.stdout) == (0, "caught\n"), done.stderr
+
+
+@pytest.mark.failures
+def test_a_failure_like_one_that_was_caught_says_why_the_script_ends(tmp_path: Path) -> None:
+    """The report is short, since the cause was raised before; the remedy is in it nevertheless."""
+    done = run(
+        tmp_path,
+        """
+from monarch.actor import SupervisionError
+
+try:
+    spawn("first", Worker, 1).exit.call().get()
+except SupervisionError:
+    print("caught", flush=True)
+spawn("second", Worker, 1).exit.broadcast()
+time.sleep(100)
+""",
+    )
+    assert (done.returncode, done.stdout) == (-signal.SIGINT, "caught\n")
+    first, second = done.stderr.splitlines()[:2]
+    assert first.startswith("The same happened to <root>.<__main__.Worker second{'gpus': 0/1}> (")
+    assert "To go on, spawn the mesh with a Supervisor" in second
+
+
 def test_after_a_shutdown(program: Callable[[str], str]) -> None:
     said = program(
         """

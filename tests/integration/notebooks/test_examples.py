@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import re
+import runpy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.integration.notebooks.kernel import Kernel
 
@@ -29,6 +36,42 @@ def test_first_steps(kernel: Kernel) -> None:
     assert "TypeError" in error.text
     assert error.shown[0]["text/plain"] == "100"
     assert again.shown[0]["text/plain"] == "'version 2, step 1'"
+
+
+@pytest.fixture
+def slurm() -> Iterator[None]:
+    """A Slurm of three nodes on this machine, which kernels find by their environment."""
+    demo = runpy.run_path(str(FOLDER.parent / "demo_slurm.py"))
+    if why := demo["unavailable"]():
+        pytest.skip(f"needs a Slurm of its own: {why}")
+    with contextlib.ExitStack() as stack:
+        cluster = demo["Cluster"](3, subnet=f"127.{100 + os.getpid() % 100}.251")
+        try:
+            stack.enter_context(cluster)
+        except RuntimeError as error:
+            pytest.skip(f"no Slurm runs here: {error}")
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        for name in ("SLURM_CONF", "PATH"):
+            patch.setenv(name, cluster.environ[name])
+        yield
+        assert cluster.command("squeue", "--noheader") == ""  # the notebook has killed its job
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_slurm(slurm: None, kernel: Kernel) -> None:
+    pytest.importorskip("torch")
+    code = ["".join(cell["source"]) for cell in cells_of("slurm.ipynb") if "outputs" in cell]
+    outcomes = [kernel.run(source) for source in code]
+    assert [outcome.error for outcome in outcomes] == [""] * len(code)
+    _, joined, sums, trained, _ = outcomes
+    assert joined.text == ""  # no warning about a wait inside of this package
+    assert re.findall(r"'(n\d)'", joined.shown[0]["text/plain"]) == ["n0", "n0", "n1", "n1"]
+    assert re.findall(r"\((6\.0), ", sums.shown[0]["text/plain"]) == ["6.0"] * 4
+    losses = [float(loss) for loss in re.findall(r"^loss ([\d.]+)$", trained.text, re.MULTILINE)]
+    assert len(losses) == 5
+    assert losses[0] > 0.1
+    assert losses[-1] < 0.01
 
 
 def test_notebooks_are_kept_without_outputs() -> None:

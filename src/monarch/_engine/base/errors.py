@@ -163,7 +163,7 @@ def is_package_frame(filename: str) -> bool:
 def user_stacklevel() -> int:
     """Return the `stacklevel` with which the caller of this function warns at the user's line."""
     level, frame = 1, sys._getframe(1)
-    while is_engine_frame(frame.f_code.co_filename) and frame.f_back is not None:
+    while is_package_frame(frame.f_code.co_filename) and frame.f_back is not None:
         level, frame = level + 1, frame.f_back
     return level
 

@@ -45,6 +45,7 @@ HOOKS = {
     "search_deadlocks": "monarch._deadlock.watch:Watch",
     "mesh_html": "monarch._display.html:mesh_html",
     "open_door": "monarch._diagnosis.door:open_door",
+    "pickle_script": "monarch._multiprocessing.pickler:install",
     "serve_output": "monarch._output.process:serve",
     "shield_successor": "monarch._restarts.epoch_barrier:EpochBarrier",
     "set_logging": "monarch._output.logging_option:set_logging",

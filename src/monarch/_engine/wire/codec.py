@@ -38,12 +38,14 @@ from monarch._engine.wire.tensor import tensor_reducer
 __all__ = [
     "Payload",
     "UnsendableResult",
+    "by_value_pickler",
     "decode",
     "encode",
     "encode_call",
     "encode_result",
     "loads",
     "register_reducer",
+    "travels_by_name",
 ]
 
 Reducer = Callable[[Any], Any]
@@ -72,7 +74,7 @@ _own: dict[int, Any] = {}  # by id: functions and classes of this package, which
 _SCRIPT = frozenset(("__main__", "__mp_main__"))
 
 
-def _travels_by_name(obj: Any) -> bool:
+def travels_by_name(obj: Any) -> bool:
     """Whether the other side can import a function or class by its module and name."""
     if _own.get(id(obj)) is obj:
         return True
@@ -103,7 +105,7 @@ def _travels_by_name(obj: Any) -> bool:
 class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: object) -> Any:
         if isinstance(obj, _function_types):
-            if _travels_by_name(obj):
+            if travels_by_name(obj):
                 return NotImplemented
             raise _ByValue
         reducer = _reducer_of(type(obj))
@@ -266,7 +268,7 @@ def encode(obj: Any, threshold: int, limit: int = _UNLIMITED) -> Payload:
     except Exception:  # by value, or plain pickle refused: cloudpickle decides, with its own error
         buffers.clear()
         chunks = _Chunks()
-        _by_value_pickler()(chunks, 5, buffer_callback=keep).dump(obj)
+        by_value_pickler()(chunks, 5, buffer_callback=keep).dump(obj)
     return Payload(chunks, buffers, threshold, limit)
 
 
@@ -295,7 +297,11 @@ def _setter_with(setter: Callable[[type, Any], Any]) -> Any:
 _by_value_class: Any = None
 
 
-def _by_value_pickler() -> Any:
+def by_value_pickler() -> Any:
+    """Return cloudpickle's pickler, with the reducers and the care for classes of this module.
+
+    It is called with a file, a protocol, and a callback for buffers or None.
+    """
     # cloudpickle costs 10 ms to import: only programs that ship code by value pay.
     global _by_value_class
     if _by_value_class is None:
@@ -320,7 +326,7 @@ def _by_value_pickler() -> Any:
                 reducer = _reducer_of(type(obj))
                 if reducer is not None:
                     return reducer(obj)
-                if isinstance(obj, _function_types) and _travels_by_name(obj):
+                if isinstance(obj, _function_types) and travels_by_name(obj):
                     return NotImplemented
                 reduced = super().reducer_override(obj)
                 # Python 3.10 counts `dict[str, int]` among the types; it is pickled as an object.

@@ -345,7 +345,9 @@ class PortReceiver(Generic[T_co]):
 
         Futures get messages in the order in which they are first awaited or read. A future raises
         the exception that was sent, and `SupervisionError` if an answer cannot come since its actor
-        has failed. Raises ValueError for the second receive from a channel of one message.
+        has failed. Any process may send to a port, so the end of one that would have sent ends no
+        wait: limit it with ``get(timeout=...)``. Raises ValueError for the second receive from a
+        channel of one message.
         """
         queue = self._queue
         if queue.once:

@@ -7,7 +7,8 @@ reason. Hence:
 
 * A failure is printed in full once. The same failure of another actor is printed as one line, or
   not at all if the first report named that actor. So the cause stays on the screen.
-* Ranks of one mesh that fail for the same reason are one fault, and interrupt once. The interrupt
+* Ranks of one mesh that fail for the same reason are one fault, and interrupt once. So are those of
+  other meshes that ended by the same events: all actors of the same processes. The interrupt
   for another fault is delayed until `_PAUSE` after the last one. A second KeyboardInterrupt during
   the unwinding of the first would break the program's `finally` clauses, or the interpreter's exit.
   The delayed interrupt is not lost: a program that caught the first one receives it, and a program
@@ -195,7 +196,9 @@ class Faults:
             is_new = True
         else:
             text = f"The same happened to {root.actor} {root.where()}"
-            is_new = root.mesh_name not in {mesh for mesh, _ in named}
+            is_new = {mesh for mesh, _ in named}.isdisjoint({root.mesh_name, *root.others})
+            if is_new:
+                text += f"\n{remedy}"
             if hit and hit <= named:
                 return False
             named |= hit

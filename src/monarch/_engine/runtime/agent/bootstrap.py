@@ -60,6 +60,8 @@ def warm_up() -> None:
     # A proc has threads and sockets: plain forks of it by multiprocessing would be unsafe.
     multiprocessing.set_start_method("forkserver" if sys.platform == "linux" else "spawn", True)
     install()
+    if pickle_script := find("pickle_script"):
+        pickle_script()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)
