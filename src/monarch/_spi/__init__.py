@@ -65,7 +65,11 @@ if TYPE_CHECKING:
     )
     from monarch._engine.mesh.meshes.busy import suspended_frames
     from monarch._engine.mesh.meshes.host_mesh import before_spawn
-    from monarch._engine.mesh.meshes.proc_mesh import announce, check_constructor
+    from monarch._engine.mesh.meshes.proc_mesh import (
+        announce,
+        check_constructor,
+        get_active_proc_meshes,
+    )
     from monarch._engine.mesh.results.future import CANCELLED, RAISED, RAW, VALUE, Future
     from monarch._engine.mesh.results.gather import Gather
     from monarch._engine.mesh.results.progress import progress
@@ -161,7 +165,14 @@ if TYPE_CHECKING:
         then,
         when_gone,
     )
-    from monarch._spi.watched import fail_at_exit, loss_of, raise_loss, spawn_watched
+    from monarch._spi.watched import (
+        fail_at_exit,
+        loss_of,
+        raise_loss,
+        settle_failures,
+        spawn_watched,
+        was_raised,
+    )
 
 __all__ = [
     "ANY_PYTHON",
@@ -273,6 +284,7 @@ __all__ = [
     "format_remote",
     "gateway",
     "gateways",
+    "get_active_proc_meshes",
     "greet_worker",
     "headline",
     "hook",
@@ -316,6 +328,7 @@ __all__ = [
     "serve_streams",
     "settings",
     "settings_of",
+    "settle_failures",
     "settled",
     "spawn_actors",
     "spawn_watched",
@@ -329,6 +342,7 @@ __all__ = [
     "tell",
     "then",
     "to_base58",
+    "was_raised",
     "when_forked",
     "when_gone",
     "why_unreachable",
@@ -357,7 +371,7 @@ _NAMES = {
     "_engine.mesh.meshes.attachment": "Attachment as_written let_go occupy rebind",
     "_engine.mesh.meshes.busy": "suspended_frames",
     "_engine.mesh.meshes.host_mesh": "before_spawn",
-    "_engine.mesh.meshes.proc_mesh": "announce check_constructor",
+    "_engine.mesh.meshes.proc_mesh": "announce check_constructor get_active_proc_meshes",
     "_engine.mesh.results.future": "CANCELLED Future RAISED RAW VALUE",
     "_engine.mesh.results.gather": "Gather",
     "_engine.mesh.results.progress": "progress",
@@ -408,7 +422,7 @@ _NAMES = {
         "start_thread successor_of then when_gone"
     ),
     "_spi.levels": "UNITS statistics",
-    "_spi.watched": "fail_at_exit loss_of raise_loss spawn_watched",
+    "_spi.watched": ("fail_at_exit loss_of raise_loss settle_failures spawn_watched was_raised"),
 }
 """The names above, by the module that each is loaded from."""
 
