@@ -55,6 +55,7 @@ NEEDED = {
     "rdma_ping_pong": (),
     "simulate_step": ("torch",),
     "spmd_job": ("torch", "sklearn"),
+    "testing": ("pytest",),
     "train_digits": ("torch", "sklearn", "matplotlib", "rich"),
     "train_digits_ddp": ("torch", "sklearn"),
     "train_digits_replicas": ("torch", "sklearn", "rich"),
@@ -231,6 +232,11 @@ def test_ddp_actors(tmp_path: Path) -> None:
     done = example("ddp_actors", "--procs", "2", "--steps", "60", cwd=tmp_path)
     assert number(r"loss ([\d.]+) after", done.stdout) < 1e-4
     assert "The parameters of all 2 processes are equal." in done.stdout
+
+
+def test_testing(tmp_path: Path) -> None:
+    done = example("testing", "-p", "no:cacheprovider", cwd=tmp_path)
+    assert "5 passed" in done.stdout
 
 
 def test_crawler(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -238,3 +239,12 @@ def test_help_and_misuse(pytester: pytest.Pytester) -> None:
     result = runs(pytester, program)
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*monarch_procs takes one mapping, and keywords*"])
+
+
+def test_the_page_shows_the_example() -> None:
+    root = Path(__file__).resolve().parents[2]
+    page = (root / "docs" / "testing.md").read_text()
+    shown = re.findall(r"(?s)^```py\n(.*?)^```$", page, re.MULTILINE)
+    program = (root / "examples" / "testing.py").read_text()
+    assert len(shown) == 3
+    assert [code for code in shown if code not in program] == []

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import pytest
 
+import monarch.actor
 from monarch.integrations.pytest.check import procs_of, stopping
 from monarch.integrations.pytest.failures import MeshFailures, installed
 from monarch.testing import ExplorationError, Fault, FaultPlan, Rates, explore, replay, simulate
@@ -52,9 +53,9 @@ class Later:
         if self._name == "host_mesh":
             return hosts
         if self._name == "mesh_failures":
-            failures = MeshFailures(item.nodeid)
-            stack.enter_context(installed(failures))
-            return failures
+            facade: Any = monarch.actor
+            facade.unhandled_fault_hook = MeshFailures(item.nodeid)  # until the simulation ends
+            return facade.unhandled_fault_hook
         spawn = stack.enter_context(stopping(hosts))
         return spawn if self._name == "spawn_procs" else spawn(**procs_of(item))
 
@@ -92,11 +93,12 @@ class _Runs:
     def run(self) -> None:
         __tracebackhide__ = True
         for case in self._cases if self._only is None else ():
-            with self._noted(f"It was the case {case}"):
+            with installed(None), self._noted(f"It was the case {case}"):
                 options = {name: self._options[name] for name in self._options if name != "hosts"}
                 replay(self._script, case, **options)
         for seed in self._seeds if self._only is None else [self._only]:
-            with self._noted(f"The seed was {seed}: --monarch-seed={seed} runs it again."):
+            note = f"The seed was {seed}: --monarch-seed={seed} runs it again."
+            with installed(None), self._noted(note):
                 self._simulate(seed)
 
     def _simulate(self, seed: int) -> None:
@@ -114,13 +116,13 @@ class _Runs:
         """Run the test, in the simulation."""
         __tracebackhide__ = True
         item = self._item
-        with installed(None), contextlib.ExitStack() as stack:
+        with contextlib.ExitStack() as stack:
             values = {
                 name: value.make(hosts, item, stack) if isinstance(value, Later) else value
                 for name, value in item.funcargs.items()
                 if name in item._fixtureinfo.argnames
             }
-            outcome = item.obj(**values)
+            outcome = _function(item)(**values)
             return asyncio.run(outcome) if inspect.iscoroutine(outcome) else outcome
 
     @contextlib.contextmanager
@@ -137,3 +139,9 @@ class _Runs:
 
     def _note(self, text: str) -> None:
         self._item.add_report_section("call", "monarch", text)
+
+
+def _function(item: pytest.Function) -> Any:
+    """Return the test, without the event loop that pytest-asyncio may have put around it."""
+    is_wrapped = type(item).__module__.partition(".")[0] == "pytest_asyncio"
+    return getattr(item.obj, "__wrapped__", item.obj) if is_wrapped else item.obj
