@@ -3,6 +3,7 @@
 - `Queue`: a bounded queue that actors on any host fill and empty.
 - `Executor`: plain functions on the processes of a mesh, as a `concurrent.futures.Executor`.
 - `ActorPool`: each call goes to the actor of a mesh that has the least to do.
+- `stream`: iterate over what an endpoint sends while it runs.
 - `first`: wait for the first of several calls.
 - `Shared`: a large object that is put once, and read by processes on all hosts.
 - `visible_devices`: gives each process of a host its own devices.
@@ -23,8 +24,18 @@ if TYPE_CHECKING:
     from monarch.recipes.executor import Executor
     from monarch.recipes.queue import Closed, Queue
     from monarch.recipes.shared import Shared
+    from monarch.recipes.streaming import stream
 
-__all__ = ["ActorPool", "Closed", "Executor", "Queue", "Shared", "first", "visible_devices"]
+__all__ = [
+    "ActorPool",
+    "Closed",
+    "Executor",
+    "Queue",
+    "Shared",
+    "first",
+    "stream",
+    "visible_devices",
+]
 
 _HOMES = {
     "ActorPool": "actor_pool",
@@ -33,6 +44,7 @@ _HOMES = {
     "Queue": "queue",
     "Shared": "shared",
     "first": "completion",
+    "stream": "streaming",
     "visible_devices": "devices",
 }
 
