@@ -45,6 +45,8 @@ NEEDED = {
     "crawler": (),
     "ddp_actors": ("torch",),
     "debugging": (),
+    "fastapi_service": ("fastapi", "uvicorn"),
+    "generate": ("torch",),
     "getting_started": (),
     "grpo": ("torch", "numpy"),
     "demo_slurm": ("torch", "sklearn", "matplotlib", "rich"),
@@ -56,6 +58,7 @@ NEEDED = {
     "simulate_step": ("torch",),
     "spmd_job": ("torch", "sklearn"),
     "testing": ("pytest",),
+    "tracking": ("torch", "tensorboard", "wandb"),
     "train_digits": ("torch", "sklearn", "matplotlib", "rich"),
     "train_digits_ddp": ("torch", "sklearn"),
     "train_digits_replicas": ("torch", "sklearn", "rich"),
@@ -127,6 +130,9 @@ for sys.argv in ([sys.argv[1], "--help"], sys.argv[1:]):  # what it imports take
         ("rdma_ping_pong", "--megabytes"),
         ("spmd_job", "--procs"),
         pytest.param("ddp_actors", "--procs", marks=with_torch),
+        pytest.param("fastapi_service", "--replicas", marks=needs(*NEEDED["fastapi_service"])),
+        pytest.param("generate", "--generators", marks=with_torch),
+        pytest.param("tracking", "--procs", marks=needs(*NEEDED["tracking"])),
         pytest.param("parameter_server", "--workers", marks=with_torch),
         pytest.param("rdma_parameter_server", "--workers", marks=with_numpy),
         pytest.param("weight_sync", "--generators", marks=with_numpy),
@@ -158,6 +164,8 @@ def test_help_names_the_options_and_a_mesh_of_nobody_is_refused(
 @pytest.mark.parametrize(
     ("name", "package"),
     [
+        ("fastapi_service", "fastapi"),
+        ("generate", "torch"),
         ("parameter_server", "torch"),
         ("rdma_parameter_server", "numpy"),
         ("weight_sync", "rich"),
@@ -232,6 +240,20 @@ def test_ddp_actors(tmp_path: Path) -> None:
     done = example("ddp_actors", "--procs", "2", "--steps", "60", cwd=tmp_path)
     assert number(r"loss ([\d.]+) after", done.stdout) < 1e-4
     assert "The parameters of all 2 processes are equal." in done.stdout
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@with_torch
+def test_generate(tmp_path: Path) -> None:
+    """Each token is the one that the network chooses, in a batch and while weights change."""
+    sizes = ("--slots", "4", "--clients", "12", "--seconds", "0.3", "--versions", "2")
+    out = example("generate", *sizes, "--steps", "5", "--check", "5", cwd=tmp_path).stdout
+    assert number(r"one request after the other: ([\d,]+) tokens/s", out) > 0
+    assert number(r"a step advances ([\d.]+) sequences", out) > 1
+    assert number(r"version 1, (\d+) answers", out) > 0
+    assert number(r"version 2, (\d+) answers", out) > 0
+    assert number(r"(\d+) answers were compared: each token is the one", out) >= 6
 
 
 def test_testing(tmp_path: Path) -> None:
