@@ -58,6 +58,7 @@ NEEDED = {
     "simulate_step": ("torch",),
     "spmd_job": ("torch", "sklearn"),
     "testing": ("pytest",),
+    "torch_store": ("torch", "torchstore"),
     "tracking": ("torch", "tensorboard", "wandb"),
     "train_digits": ("torch", "sklearn", "matplotlib", "rich"),
     "train_digits_ddp": ("torch", "sklearn"),
@@ -73,6 +74,8 @@ with_numpy = needs(*NEEDED["weight_sync"])
 with_extras = needs(*NEEDED["train_digits"])
 with_ddp = needs(*NEEDED["train_digits_ddp"])
 with_demo = needs(*NEEDED["demo_hosts"])
+# (It pins an old torch, so it is not among the packages of the tests.)
+with_torch_store = needs(*NEEDED["torch_store"])
 
 
 def python(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -132,6 +135,7 @@ for sys.argv in ([sys.argv[1], "--help"], sys.argv[1:]):  # what it imports take
         pytest.param("ddp_actors", "--procs", marks=with_torch),
         pytest.param("fastapi_service", "--replicas", marks=needs(*NEEDED["fastapi_service"])),
         pytest.param("generate", "--generators", marks=with_torch),
+        pytest.param("torch_store", "--trainers", marks=with_torch_store),
         pytest.param("tracking", "--procs", marks=needs(*NEEDED["tracking"])),
         pytest.param("parameter_server", "--workers", marks=with_torch),
         pytest.param("rdma_parameter_server", "--workers", marks=with_numpy),
@@ -254,6 +258,17 @@ def test_generate(tmp_path: Path) -> None:
     assert number(r"version 1, (\d+) answers", out) > 0
     assert number(r"version 2, (\d+) answers", out) > 0
     assert number(r"(\d+) answers were compared: each token is the one", out) >= 6
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@with_torch_store
+def test_torch_store(tmp_path: Path) -> None:
+    out = example("torch_store", "--generators", "3", "--steps", "2", cwd=tmp_path).stdout
+    found = re.findall(r"sum is (\S+), the generators' are \[(\S+), (\S+), (\S+)\]", out)
+    assert len(found) == 2
+    for expected, *totals in found:
+        assert [float(total) for total in totals] == [pytest.approx(float(expected), abs=1e-2)] * 3
 
 
 def test_testing(tmp_path: Path) -> None:
