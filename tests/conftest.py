@@ -1,12 +1,7 @@
 """Checks for every test: no leaked resources, and no unexpected faults.
 
 Processes, descriptors, threads and named shared memory are counted before and after each module,
-once its meshes are stopped. The resources that the runtime keeps for the life of a client are no
-leak: one host agent, a launcher for each launch environment, the reactor, pooled segments. The
-position in the process tree identifies these processes: the agent is a child of the test process,
-launchers are children of the agent, and procs are below the launchers.
-
-A killed process takes some time to exit, so the check waits for processes, within a limit.
+once its meshes are stopped, by the means of the plugin (`monarch.integrations.pytest`).
 """
 
 from __future__ import annotations
@@ -17,16 +12,12 @@ import gc
 import inspect
 import json
 import os
-import re
-import select
 import shutil
 import signal
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,22 +25,20 @@ import hypothesis
 import pytest
 
 from monarch._engine.launch import own_folder
-from tests.processes import files_of_processes
+from monarch.integrations.pytest.resources import (
+    GRACE,
+    Resources,
+    await_exit,
+    children,
+    command,
+    leaks,
+)
 from tests.skipped import summary
-
-GRACE = 60.0
-"""Seconds a process or thread that was told to stop may take to be gone."""
 
 MOST_UNSTABLE = 3
 """How many tests of a run may fail at first, where ``--reruns`` gives them a second try."""
 
-LONG_LIVED_FDS = 16
-"""Descriptors that the runtime may open in a module and keep: agent, launchers, reactor."""
-
 RUN = "pymonarch-run-"  # prefix of the directories of test runs
-
-RUNTIME_PROCESS = "monarch._engine"
-RUNTIME_THREAD = "monarch-"
 
 # The examples are the same in each run and have no deadline, so that a run does not fail by chance.
 # Use --hypothesis-profile=explore for random examples.
@@ -101,114 +90,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     unstable = len(reporter.stats.get("rerun", [])) if reporter is not None else 0
     if unstable > MOST_UNSTABLE and not session.exitstatus:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-
-@dataclass(frozen=True)
-class Resources:
-    processes: frozenset[int]
-    descriptors: tuple[str, ...]
-    threads: frozenset[threading.Thread]
-    segments: frozenset[str]
-
-    @classmethod
-    def now(cls) -> Resources:
-        gc.collect()
-        return cls(
-            processes=frozenset(descendants(os.getpid())),
-            descriptors=tuple(descriptors()),
-            threads=frozenset(
-                thread
-                for thread in threading.enumerate()
-                if not thread.name.startswith(RUNTIME_THREAD)
-            ),
-            segments=frozenset(named_segments()),
-        )
-
-
-def children_of_all() -> dict[int, list[int]]:
-    """Return the children of each process of this machine, zombies included."""
-    found: dict[int, list[int]] = {}
-    for stat in files_of_processes("stat"):
-        try:
-            # The command name is in parentheses, and may contain spaces and parentheses itself.
-            parent = int(stat.read_text().rpartition(")")[2].split()[1])
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        found.setdefault(parent, []).append(int(stat.parent.name))
-    return found
-
-
-def children(pid: int) -> list[int]:
-    return children_of_all().get(pid, [])
-
-
-def descendants(root: int) -> Iterator[int]:
-    """Yield the processes below `root`, except the agent and its launchers."""
-    below = children_of_all()
-    level, depth = below.get(root, []), 1
-    while level:
-        yield from (pid for pid in level if not (depth <= 2 and is_runtime(pid)))
-        level = [child for pid in level for child in below.get(pid, [])]
-        depth += 1
-
-
-def command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-
-
-def is_runtime(pid: int) -> bool:
-    return RUNTIME_PROCESS in command(pid)
-
-
-def descriptors() -> Iterator[str]:
-    """Yield the open descriptors, except those of shared memory that is pooled for reuse."""
-    for fd in Path("/proc/self/fd").iterdir():
-        try:
-            target = str(fd.readlink())
-        except FileNotFoundError:
-            continue  # the descriptor of the listing itself
-        if not target.startswith("/memfd:monarch"):
-            yield target
-
-
-def named_segments() -> Iterator[str]:
-    """Yield the named shared memory of this process and its descendants, which outlives them."""
-    ours = re.compile(rf"monarch|_{os.getpid()}_")
-    shm = Path("/dev/shm")
-    return (entry.name for entry in shm.iterdir() if ours.search(entry.name))
-
-
-def await_end(pids: frozenset[int], deadline: float) -> None:
-    for pid in pids:
-        try:
-            fd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            continue
-        try:
-            select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
-        finally:
-            os.close(fd)
-
-
-def leaks(before: Resources) -> list[str]:
-    """Return one line for each resource that exists now and did not exist before."""
-    deadline = time.monotonic() + GRACE
-    await_end(Resources.now().processes - before.processes, deadline)
-    threads = Resources.now().threads - before.threads
-    while threads.intersection(threading.enumerate()) and time.monotonic() < deadline:
-        time.sleep(0.001)  # no `join`: it fails for a thread that has not yet started
-    after = Resources.now()
-    found = [f"process {pid}: {command(pid)}" for pid in after.processes - before.processes]
-    found += [f"thread {thread}" for thread in after.threads - before.threads]
-    found += [f"/dev/shm/{name}" for name in after.segments - before.segments]
-    if len(after.descriptors) > len(before.descriptors) + LONG_LIVED_FDS:
-        old = list(before.descriptors)
-        new = [fd for fd in after.descriptors if fd not in old or old.remove(fd)]
-        found.append(f"{len(new)} descriptors: {', '.join(sorted(new))}")
-    return found
 
 
 def pytest_unconfigure() -> None:
@@ -319,6 +200,6 @@ def end_of_client(fault_file: FaultFile) -> Iterator[None]:
         sys.modules["monarch.actor"].shutdown_context().get(timeout=30)
         assert fault_file.unwanted() == []
         if sys.platform == "linux":
-            await_end(frozenset(children(os.getpid())), time.monotonic() + GRACE)
+            await_exit(children(os.getpid()), time.monotonic() + GRACE)
             if left := [f"{pid}: {command(pid)}" for pid in children(os.getpid())]:
                 pytest.fail("left running after shutdown_context():\n  " + "\n  ".join(left))

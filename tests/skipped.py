@@ -16,6 +16,7 @@ REMEDIES = {
     r"needs root on Linux": "run the tests as root",
     r"needs (network namespaces|TAP devices)": "a kernel, or a container, that allows these",
     r"torchx": "pip install '.[torchx]'",
+    r"torchstore": "pip install pygtrie; pip install --no-deps torchstore",
     r"'torch'|needs torch|\btorch\b": "pip install '.[torch]'",
     r"NIXL is not installed": "pip install '.[rdma]'",
     r"'cryptography'|needs cryptography": "pip install '.[tls]'",

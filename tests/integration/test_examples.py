@@ -50,6 +50,8 @@ NEEDED = {
     "ddp_actors": ("torch",),
     "debugging": (),
     "distributed_tensors": ("torch", "sklearn"),
+    "fastapi_service": ("fastapi", "uvicorn"),
+    "generate": ("torch",),
     "getting_started": (),
     "hello_gather_mount": (),
     "hello_kubernetes": ("kubernetes",),
@@ -71,6 +73,9 @@ NEEDED = {
     "torchft_groups": ("torchft",),
     "torchtitan_mesh": ("torchtitan", "triton"),
     "titan_like": ("torch",),
+    "testing": ("pytest",),
+    "torch_store": ("torch", "torchstore"),
+    "tracking": ("torch", "tensorboard", "wandb"),
     "train_digits": ("torch", "sklearn", "matplotlib", "rich"),
     "train_digits_ddp": ("torch", "sklearn"),
     "train_digits_replicas": ("torch", "sklearn", "rich"),
@@ -91,6 +96,8 @@ with_fuse = pytest.mark.skipif(
     reason="FUSE mounts need /dev/fuse and fusermount3 (package fuse3)",
 )
 with_demo = needs(*NEEDED["demo_hosts"])
+# (It pins an old torch, so it is not among the packages of the tests.)
+with_torch_store = needs(*NEEDED["torch_store"])
 
 
 def python(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -161,6 +168,10 @@ for sys.argv in ([sys.argv[1], "--help"], sys.argv[1:]):  # what it imports take
         pytest.param("grpo_ports", "--generators", marks=with_torch),
         pytest.param("grpo_sim", "--generators", marks=with_torch),
         pytest.param("grpo_tensors", "--procs", marks=with_torch),
+        pytest.param("fastapi_service", "--replicas", marks=needs(*NEEDED["fastapi_service"])),
+        pytest.param("generate", "--generators", marks=with_torch),
+        pytest.param("torch_store", "--trainers", marks=with_torch_store),
+        pytest.param("tracking", "--procs", marks=needs(*NEEDED["tracking"])),
         pytest.param("parameter_server", "--workers", marks=with_torch),
         pytest.param("rdma_parameter_server", "--workers", marks=with_numpy),
         pytest.param("weight_sync", "--generators", marks=with_numpy),
@@ -201,6 +212,8 @@ def test_help_names_the_options_and_a_mesh_of_nobody_is_refused(
         ("otel_collector", "opentelemetry"),
         ("hello_kubernetes", "kubernetes"),
         ("hello_skypilot", "sky"),
+        ("fastapi_service", "fastapi"),
+        ("generate", "torch"),
         ("parameter_server", "torch"),
         ("rdma_parameter_server", "numpy"),
         ("weight_sync", "rich"),
@@ -501,6 +514,16 @@ def test_accelerate_mesh(tmp_path: Path) -> None:
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+): the plane is", out)]
     assert len(losses) == 2
     assert losses[1] < losses[0] < 2
+@with_torch
+def test_generate(tmp_path: Path) -> None:
+    """Each token is the one that the network chooses, in a batch and while weights change."""
+    sizes = ("--slots", "4", "--clients", "12", "--seconds", "0.3", "--versions", "2")
+    out = example("generate", *sizes, "--steps", "5", "--check", "5", cwd=tmp_path).stdout
+    assert number(r"one request after the other: ([\d,]+) tokens/s", out) > 0
+    assert number(r"a step advances ([\d.]+) sequences", out) > 1
+    assert number(r"version 1, (\d+) answers", out) > 0
+    assert number(r"version 2, (\d+) answers", out) > 0
+    assert number(r"(\d+) answers were compared: each token is the one", out) >= 6
 
 
 @pytest.mark.torch
@@ -538,6 +561,18 @@ def test_torchtitan_mesh(tmp_path: Path, kind: tuple[str, ...]) -> None:
     losses = [float(loss) for loss in re.findall(r"^step \d: loss ([\d.]+)$", out, re.MULTILINE)]
     assert len(losses) == 4
     assert losses[-1] < losses[0] - 0.2
+@with_torch_store
+def test_torch_store(tmp_path: Path) -> None:
+    out = example("torch_store", "--generators", "3", "--steps", "2", cwd=tmp_path).stdout
+    found = re.findall(r"sum is (\S+), the generators' are \[(\S+), (\S+), (\S+)\]", out)
+    assert len(found) == 2
+    for expected, *totals in found:
+        assert [float(total) for total in totals] == [pytest.approx(float(expected), abs=1e-2)] * 3
+
+
+def test_testing(tmp_path: Path) -> None:
+    done = example("testing", "-p", "no:cacheprovider", cwd=tmp_path)
+    assert "5 passed" in done.stdout
 
 
 def test_crawler(tmp_path: Path) -> None:

@@ -65,7 +65,11 @@ if TYPE_CHECKING:
     )
     from monarch._engine.mesh.meshes.busy import suspended_frames
     from monarch._engine.mesh.meshes.host_mesh import before_spawn
-    from monarch._engine.mesh.meshes.proc_mesh import announce, check_constructor
+    from monarch._engine.mesh.meshes.proc_mesh import (
+        announce,
+        check_constructor,
+        get_active_proc_meshes,
+    )
     from monarch._engine.mesh.results.future import CANCELLED, PENDING, RAISED, RAW, VALUE, Future
     from monarch._engine.mesh.results.gather import Gather
     from monarch._engine.mesh.results.progress import progress
@@ -167,7 +171,14 @@ if TYPE_CHECKING:
         then,
         when_gone,
     )
-    from monarch._spi.watched import fail_at_exit, loss_of, raise_loss, spawn_watched
+    from monarch._spi.watched import (
+        fail_at_exit,
+        loss_of,
+        raise_loss,
+        settle_failures,
+        spawn_watched,
+        was_raised,
+    )
 
 __all__ = [
     "ANY_PYTHON",
@@ -281,6 +292,7 @@ __all__ = [
     "format_remote",
     "gateway",
     "gateways",
+    "get_active_proc_meshes",
     "greet_worker",
     "headline",
     "hook",
@@ -324,6 +336,7 @@ __all__ = [
     "serve_streams",
     "settings",
     "settings_of",
+    "settle_failures",
     "settled",
     "spawn_actors",
     "spawn_watched",
@@ -338,6 +351,7 @@ __all__ = [
     "then",
     "to_base58",
     "travels_by_name",
+    "was_raised",
     "when_forked",
     "when_gone",
     "why_unreachable",
@@ -366,7 +380,7 @@ _NAMES = {
     "_engine.mesh.meshes.attachment": "Attachment as_written let_go occupy rebind",
     "_engine.mesh.meshes.busy": "suspended_frames",
     "_engine.mesh.meshes.host_mesh": "before_spawn",
-    "_engine.mesh.meshes.proc_mesh": "announce check_constructor",
+    "_engine.mesh.meshes.proc_mesh": "announce check_constructor get_active_proc_meshes",
     "_engine.mesh.results.future": "CANCELLED Future PENDING RAISED RAW VALUE",
     "_engine.mesh.results.gather": "Gather",
     "_engine.mesh.results.progress": "progress",
@@ -417,7 +431,7 @@ _NAMES = {
         "start_thread successor_of then when_gone"
     ),
     "_spi.levels": "UNITS statistics",
-    "_spi.watched": "fail_at_exit loss_of raise_loss spawn_watched",
+    "_spi.watched": ("fail_at_exit loss_of raise_loss settle_failures spawn_watched was_raised"),
 }
 """The names above, by the module that each is loaded from."""
 

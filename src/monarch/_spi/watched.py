@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from monarch._engine.base.errors import SupervisionError
-from monarch._engine.base.failure import Failure
+from monarch._engine.base.failure import Failure, MeshFailure
 from monarch._engine.base.verdict import FAILED
 from monarch._engine.mesh.call.context import Instance, context
 from monarch._engine.mesh.meshes.actor_mesh import spawn_actors
@@ -23,7 +23,14 @@ if TYPE_CHECKING:
     from monarch._engine.mesh.meshes.proc_mesh import ProcMesh
     from monarch._engine.runtime.proc.ownership import OwnedMesh
 
-__all__ = ["fail_at_exit", "loss_of", "raise_loss", "spawn_watched"]
+__all__ = [
+    "fail_at_exit",
+    "loss_of",
+    "raise_loss",
+    "settle_failures",
+    "spawn_watched",
+    "was_raised",
+]
 
 
 def spawn_watched(
@@ -92,3 +99,13 @@ def loss_of(error: Exception) -> Failure | None:
 def fail_at_exit() -> None:
     """Make the exit code of the script one of failure."""
     Faults.current.fail()
+
+
+def was_raised(failure: MeshFailure) -> bool:
+    """Whether a call of the script has raised this failure, or another of the same cause."""
+    return Faults.current.was_given(failure._failure)
+
+
+def settle_failures(timeout: float) -> None:
+    """Wait until `unhandled_fault_hook` has returned for each failure that has arrived."""
+    Faults.current.settle(timeout)

@@ -5,6 +5,7 @@
 - `ActorPool`: each call goes to the actor of a mesh that has the least to do.
 - `progress`: a bar for a loop over results, in a terminal, a notebook or a log.
 - `publish`, `lookup`: actors of one script under a name, which other scripts call.
+- `stream`: iterate over what an endpoint sends while it runs.
 - `first`: wait for the first of several calls.
 - `Shared`: a large object that is put once, and read by processes on all hosts.
 - `visible_devices`: gives each process of a host its own devices.
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from monarch.recipes.published import lookup, publish
     from monarch.recipes.queue import Closed, Queue
     from monarch.recipes.shared import Shared
+    from monarch.recipes.streaming import stream
 
 __all__ = [
     "ActorPool",
@@ -38,6 +40,7 @@ __all__ = [
     "lookup",
     "progress",
     "publish",
+    "stream",
     "visible_devices",
 ]
 
@@ -51,6 +54,7 @@ _HOMES = {
     "lookup": "published",
     "progress": "progress_bar",
     "publish": "published",
+    "stream": "streaming",
     "visible_devices": "devices",
 }
 

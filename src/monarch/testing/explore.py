@@ -116,6 +116,7 @@ def explore(
     >>> explore(lambda: None, seeds=range(3)).runs
     3
     """
+    __tracebackhide__ = True  # pytest shows the frames of the program
     exploration = Exploration()
     started = time.perf_counter()
     for seed in seeds:

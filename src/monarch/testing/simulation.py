@@ -95,6 +95,7 @@ def simulate(
     >>> simulate(lambda: time.sleep(3600), time_limit=1e4).elapsed
     3600.0
     """
+    __tracebackhide__ = True  # pytest shows the frames of the program
     span = latency if isinstance(latency, tuple) else (latency, latency)
     world = World(seed, hosts, plan_of(faults), span, time_limit, step_limit, trace)
     view = View(world)

@@ -71,3 +71,25 @@ def test_the_kernel_ends_procs_with_their_launcher_if_it_is_asked_to(
     with configured(mesh_bootstrap_enable_pdeathsig=enabled):
         probe = fresh(1, **options).spawn("probe", Probe)
         assert probe.death_signal.call_one().get(timeout=WAIT) == signal
+
+
+class Mixed(Actor):
+    def __init__(self, other: Any = None) -> None:
+        self.other = other
+
+    @endpoint
+    def plain(self) -> str:
+        return "plain" if self.other is None else self.other.plain.call_one().get()
+
+    @endpoint
+    async def asynchronous(self) -> str:
+        return "async"
+
+
+def test_plain_and_async_endpoints_in_one_class(fresh: Fresh) -> None:
+    """A plain endpoint runs on the event loop, and may wait for another actor."""
+    with configured(mixed_endpoints=True):
+        procs = fresh()
+        mixed = procs.spawn("mixed", Mixed, procs.spawn("other", Mixed))
+    assert mixed.plain.call_one().get(timeout=WAIT) == "plain"
+    assert mixed.asynchronous.call_one().get(timeout=WAIT) == "async"

@@ -315,6 +315,7 @@ class Settings:
     driver_grace = _seconds("0s", "MONARCH_DRIVER_GRACE", "how long meshes outlive the script that spawned them, for another to re-attach; 0: not at all")
     job_id = _text("", "MONARCH_JOB_ID", "the name by which another script finds the meshes of this one; empty: it gets one")
     call_progress = _boolean(True, "MONARCH_CALL_PROGRESS", "show in notebooks and IPython how far a call is that a cell awaits for more than two seconds")
+    mixed_endpoints = _boolean(False, "MONARCH_MIXED_ENDPOINTS", "accept actor classes with plain and async endpoints, as old releases of the reference did; plain ones block the event loop")
     full_tracebacks = _boolean(False, "MONARCH_FULL_TRACEBACKS", "show the errors behind those of a call that was refused, with what the runtime did")
     report_unobserved_errors = _boolean(True, "MONARCH_REPORT_UNOBSERVED_ERRORS", "print a line for an error of a call whose result was never retrieved")
     authenticate_packets = _boolean(True, "MONARCH_AUTHENTICATE_PACKETS", "authenticate what goes between hosts without TLS; not, where both ends say false")

@@ -145,6 +145,8 @@ def check_actor_class(cls: type) -> bool:
     endpoints = endpoints_of(cls)
     asyncs = [name for name, prop in endpoints.items() if is_async(prop._method)]
     syncs = [name for name in endpoints if name not in asyncs]
+    if asyncs and settings.mixed_endpoints:
+        syncs = []  # the event loop calls them
     if asyncs and syncs:
         raise ValueError(
             f"{cls} mixes both async and sync endpoints. Make them all async or all sync.\n"

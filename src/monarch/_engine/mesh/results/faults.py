@@ -119,6 +119,16 @@ class Faults:
                 self._given[root.verdict] = None
                 self._name(root)
 
+    def was_given(self, failure: Failure) -> bool:
+        """Whether a call of the script has raised this failure."""
+        with self._lock:
+            return failure.root.verdict in self._given
+
+    def settle(self, patience: float) -> None:
+        """Wait until the hook was called with all failures so far, `patience` seconds for each."""
+        for thread in list(self._threads):
+            thread.join(patience)
+
     def close(self) -> None:
         """Note that the program is over."""
         with self._lock:
