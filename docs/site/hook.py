@@ -43,7 +43,7 @@ def on_config(config: MkDocsConfig) -> None:
             name = str(path.relative_to(ROOT))
             _add(name, f"{name}.md", f"# {path.name}\n\n{_AS_PAGE[path.suffix](path)}")
     made.update(reference.pages())
-    everything = sorted({*made, *_documents()})
+    everything = [*made, *sorted(_documents())]
     config.nav = _expanded(config.nav, everything, _named(config.nav))
 
 
@@ -69,7 +69,9 @@ _AS_PAGE = {".py": _program, ".ipynb": _notebook}
 
 def _documents() -> list[str]:
     docs = ROOT / "docs"
-    return [str(path.relative_to(docs)) for path in docs.rglob("*.md") if path.parent.name != "site"]
+    return [
+        str(path.relative_to(docs)) for path in docs.rglob("*.md") if path.parent.name != "site"
+    ]
 
 
 def _named(entries: list[Any]) -> list[str]:
@@ -108,7 +110,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Lead links to files of the repository to their pages."""
     here = page.file.src_uri
     folder = posixpath.dirname(sources.get(here) or f"docs/{here}")
@@ -125,3 +127,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         pieces.append(code[0] if code else "")
         start = code.end() if code else end
     return "".join(pieces)
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """Name the dialog of the search, for those who do not see it."""
+    return output.replace('role="dialog"', 'role="dialog" aria-label="Search"', 1)

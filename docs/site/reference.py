@@ -99,7 +99,10 @@ def _page(module: str, described: dict[object, str]) -> str:
             elsewhere.append(f"* [`{name}`][{described[key]}]")
         else:
             described[key] = path
-            parts.append(f"::: {path}\n    options: {{ show_root_heading: true }}")
+            options = "show_root_heading: true"
+            if _has_described_base(module, name, described):
+                options += ", inherited_members: false"
+            parts.append(f"::: {path}\n    options: {{ {options} }}")
     if elsewhere:
         parts.append("## Described elsewhere\n\n" + "\n".join(elsewhere))
     return "\n\n".join(parts) + "\n"
@@ -110,8 +113,19 @@ def _key(module: str, name: str) -> object:
     home = homes_of(module).get(name, f"{module}:{name}")
     if "._tensors." in home:
         return home
-    value = _compat.resolve(home)
+    return _identity(_compat.resolve(home))
+
+
+def _identity(value: object) -> object:
     return value if isinstance(value, str) else id(getattr(value, "__func__", value))
+
+
+def _has_described_base(module: str, name: str, described: dict[object, str]) -> bool:
+    """Whether a reader finds the inherited members of a class under another name."""
+    if module in TABLES:
+        return False
+    bases = getattr(getattr(importlib.import_module(module), name), "__mro__", ())[1:]
+    return any(_identity(base) in described for base in bases)
 
 
 def parsers() -> Iterator[tuple[str, argparse.ArgumentParser]]:
