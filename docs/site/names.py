@@ -1,7 +1,7 @@
 """An extension of griffe, which reads the source for the reference: public names, and examples.
 
-griffe follows the imports of a package; those under ``TYPE_CHECKING`` are the ones of names that are
-loaded on first use. This extension adds the names that no import shows: those of the tables in
+griffe follows the imports of a package; those under ``TYPE_CHECKING`` are the ones of names that
+are loaded on first use. This extension adds the names that no import shows: those of the tables in
 `monarch` and `monarch._compat`, and functions of `monarch.config`, which are methods of an object.
 
 Code in a docstring is a doctest, or indented. As Markdown the ``>>>`` of a doctest would be nested
