@@ -15,12 +15,12 @@ _SETTINGS = {key.variable for key in KEYS.values()}
 """Variables that change what programs print; an earlier test may have left one."""
 
 
-def run_script(script: Path, timeout: float) -> subprocess.CompletedProcess[str]:
+def run_script(script: Path, timeout: float, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a script in its folder with this interpreter, and return how it ended."""
     return subprocess.run(
         [sys.executable, str(script)],
         cwd=script.parent,
-        env=clean_environ(),
+        env=clean_environ() | variables,
         capture_output=True,
         text=True,
         timeout=timeout,

@@ -1,9 +1,10 @@
 """A page that a reader follows in a terminal: files to write, and commands to run.
 
 A block ``python title="one.py"`` is a file. A block ``console`` has commands after ``$``, each with
-the lines that it prints on stdout, where ``...`` matches anything (in the background: stderr, too). What a reader types into a
-command stands after the prompts of the debugger. A command that ends with ``&`` goes on in the
-background once it has printed its lines, and the rest of its output belongs to ``$ wait``.
+the lines that it prints on stdout, where ``...`` matches anything. The text that a reader types
+into a command stands after the prompts of the debugger. A command that ends with ``&`` goes on in
+the background once it has printed its lines, on stderr as well, and the rest of its output belongs
+to ``$ wait``.
 """
 
 from __future__ import annotations
