@@ -47,6 +47,9 @@ PAGES_WITH_SIDES = {
 """Pages whose blocks have titles: those of one title are one script, and all print the same."""
 
 FENCED = re.compile(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+RAYS_OWN = re.compile(r"^\x1b\[\d+m\(\w+\).*\n", re.MULTILINE)
+"""Lines of Ray about its processes; they come at any time, also with `log_to_driver=False`."""
+
 END_OF_BLOCK = "----- end of block -----"
 
 
@@ -147,7 +150,7 @@ def check(document: str, blocks: list[Block], folder: Path, **variables: str) ->
     done = run_script(script, 280, **variables)
 
     assert done.returncode == 0, done.stderr
-    printed = done.stdout.split(END_OF_BLOCK + "\n")
+    printed = RAYS_OWN.sub("", done.stdout).split(END_OF_BLOCK + "\n")
     for block, output in zip(blocks, printed, strict=False):
         if not doctest.OutputChecker().check_output(block.output, output, doctest.ELLIPSIS):
             # The texts differ, and pytest shows where.
