@@ -8,7 +8,7 @@ BIN    := .venv/bin
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-hosts demo-replicas demo-slurm test test-pythons check news release-check docs format bench clean
+.PHONY: help demo demo-hosts demo-replicas demo-slurm test test-pythons check news release-check docs docs-serve format bench clean
 
 help: ## list the targets
 	@echo "pymonarch: actors on meshes of processes, in pure Python"
@@ -50,8 +50,13 @@ news: .venv/.ready-dev ## show what the next section of CHANGELOG.md will say
 release-check: .venv/.ready-release ## build wheel, sdist and SBOM into dist/; check and install them
 	@$(BIN)/python .ci/release.py
 
-docs: .venv/.ready-dev ## write docs/settings.md from the table of settings
+docs: .venv/.ready-dev ## build the site of the documentation in out/site; write the pages that are made
 	@$(BIN)/python docs/make_settings.py
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "out/site/index.html"
+
+docs-serve: .venv/.ready-dev ## serve the site, and build it anew after each change
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 format: .venv/.ready-dev ## let ruff format the code and fix what it can
 	@$(BIN)/ruff format .

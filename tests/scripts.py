@@ -9,20 +9,25 @@ from pathlib import Path
 
 from monarch._engine.base.settings import KEYS
 
-__all__ = ["run_script"]
+__all__ = ["clean_environ", "run_script"]
 
 _SETTINGS = {key.variable for key in KEYS.values()}
 """Variables that change what programs print; an earlier test may have left one."""
 
 
-def run_script(script: Path, timeout: float) -> subprocess.CompletedProcess[str]:
+def run_script(script: Path, timeout: float, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a script in its folder with this interpreter, and return how it ended."""
     return subprocess.run(
         [sys.executable, str(script)],
         cwd=script.parent,
-        env={name: value for name, value in os.environ.items() if name not in _SETTINGS},
+        env=clean_environ() | variables,
         capture_output=True,
         text=True,
         timeout=timeout,
         check=False,
     )
+
+
+def clean_environ() -> dict[str, str]:
+    """Return the environment without the variables of settings."""
+    return {name: value for name, value in os.environ.items() if name not in _SETTINGS}

@@ -40,7 +40,16 @@ DOCUMENTS = [
     "docs/testing.md",
 ]
 
-FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PAGES_WITH_SIDES = {
+    "docs/from_ray.md": ("Ray", "pymonarch"),
+    "docs/from_torchmonarch.md": ("torchmonarch", "pymonarch"),
+}
+"""Pages whose blocks have titles: those of one title are one script, and all print the same."""
+
+FENCED = re.compile(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+RAYS_OWN = re.compile(r"^\x1b\[\d+m\(\w+\).*\n", re.MULTILINE)
+"""Lines of Ray about its processes; they come at any time, also with `log_to_driver=False`."""
+
 END_OF_BLOCK = "----- end of block -----"
 
 
@@ -52,19 +61,26 @@ class Block:
     output: str
 
 
-def blocks_of(text: str) -> list[Block]:
+def blocks_of(text: str, title: str = "") -> list[Block]:
+    """Return the ``python`` blocks that have this title, among others or alone."""
     fences = list(FENCED.finditer(text))
     blocks = []
-    for fence, following in zip(fences, [*fences[1:], None], strict=True):
-        if fence[1] != "python":
+    for index, fence in enumerate(fences):
+        if fence[1] != "python" or title not in (fence[2] or "").split(", "):
             continue
-        shown = (
-            following is not None
-            and following[1] == "text"
-            and not text[fence.end() : following.start()].strip()
-        )
-        line = text.count("\n", 0, fence.start(2)) + 1
-        blocks.append(Block(line, fence[2], following[2] if shown and following else ""))
+        end, output = fence.end(), ""
+        for following in fences[index + 1 :]:
+            between = text[end : following.start()].replace("</div>", "").strip()
+            if between or following[1] not in ("python", "text"):
+                break
+            if following[1] == "text":
+                output = following[3]
+                break
+            if not title:
+                break
+            end = following.end()
+        line = text.count("\n", 0, fence.start(3)) + 1
+        blocks.append(Block(line, fence[3], output))
     return blocks
 
 
@@ -87,21 +103,54 @@ def test_blocks_are_found_with_their_output_and_their_line() -> None:
     assert script_of(blocks_of(text)).splitlines()[11] == "x = 2"
 
 
+def test_blocks_of_a_title_are_found_with_the_output_of_all() -> None:
+    text = (
+        '```python title="A, B"\n1\n```\n'
+        '<div>\n\n```python title="A"\n2\n```\n\n```python title="B"\n3\n```\n\n</div>\n\n'
+        "```text\n4\n```\n"
+    )
+    assert blocks_of(text, "A") == [Block(2, "1\n", ""), Block(7, "2\n", "4\n")]
+    assert blocks_of(text, "B") == [Block(2, "1\n", ""), Block(11, "3\n", "4\n")]
+
+
 @pytest.mark.failures
 @pytest.mark.slow
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_document_prints_what_it_shows(document: str, tmp_path: Path) -> None:
-    blocks = blocks_of((ROOT / document).read_text())
+    check(document, blocks_of((ROOT / document).read_text()), tmp_path)
+
+
+@pytest.mark.failures
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("document", "title"),
+    [(document, title) for document, titles in PAGES_WITH_SIDES.items() for title in titles],
+)
+def test_both_sides_print_what_the_page_shows(document: str, title: str, tmp_path: Path) -> None:
+    variables = {}
+    if title == "Ray":
+        pytest.importorskip("ray", reason="needs Ray (pip install 'pymonarch[ray]')")
+        # Ray keeps a token in the home directory, and wants short paths for its sockets.
+        variables = {
+            "HOME": str(tmp_path),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_AUTH_MODE": "disabled",
+        }
+    check(document, blocks_of((ROOT / document).read_text(), title), tmp_path, **variables)
+
+
+def check(document: str, blocks: list[Block], folder: Path, **variables: str) -> None:
+    """Run the blocks as one script, and compare its output with theirs."""
     assert blocks
     name = Path(document).stem
     # A script of the name of a package that it imports would hide it.
-    script = tmp_path / f"{'page' if name == 'torch' else name}.py"
+    script = folder / f"{'page' if name == 'torch' else name}.py"
     script.write_text(script_of(blocks))
 
-    done = run_script(script, 280)
+    done = run_script(script, 280, **variables)
 
     assert done.returncode == 0, done.stderr
-    printed = done.stdout.split(END_OF_BLOCK + "\n")
+    printed = RAYS_OWN.sub("", done.stdout).split(END_OF_BLOCK + "\n")
     for block, output in zip(blocks, printed, strict=False):
         if not doctest.OutputChecker().check_output(block.output, output, doctest.ELLIPSIS):
             # The texts differ, and pytest shows where.

@@ -27,6 +27,7 @@ INVENTED = {
     "file.py",
     "job_state.pkl",
     "json.py",
+    "one.py",
     "other.pkl",
     "queue.py",
     "state.pkl",

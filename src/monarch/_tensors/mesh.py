@@ -281,6 +281,7 @@ class _NoMesh:
 
 
 no_mesh = _NoMesh()
+"""`no_mesh.activate()`: operations of torch are local within the ``with`` block."""
 
 
 def get_active_mesh() -> DeviceMesh:

@@ -321,3 +321,4 @@ def _fake_parameter(_module_ref: Any, _param_name: str, param_shape: tuple[int, 
 
 
 get_parameter_udf = remote(get_parameter, propagate=_fake_parameter)
+"""`get_parameter` as a remote function: it returns one parameter of a stage as a tensor."""

@@ -35,7 +35,10 @@ __all__ = [
     "use_context",
 ]
 
-FOLDER, _STATE = os.path.split(DEFAULT_JOB_PATH)
+FOLDER = os.path.dirname(DEFAULT_JOB_PATH)
+"""The directory of the jobs of a directory; relative, as `DEFAULT_JOB_PATH` is."""
+
+_STATE = os.path.basename(DEFAULT_JOB_PATH)
 _DEFAULT = "default"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 

@@ -69,9 +69,10 @@ class SlurmJob(JobTrait):
         slurm_args: more options of ``sbatch``, each with its value: ``("--constraint=a100",)``.
         monarch_port: the port where each node's worker listens.
         job_name: the name of the Slurm job; this script's process number is added.
-        ntasks_per_node, time_limit, partition, exclusive, gpus_per_node, cpus_per_task, mem,
-            account, qos: the options of ``sbatch`` of the same meaning. There is one worker on a
-            node, whatever `ntasks_per_node` is, and it may use all that was allocated there.
+        ntasks_per_node, gpus_per_node, cpus_per_task, mem: the options of ``sbatch`` of the same
+            meaning. There is one worker on a node, whatever `ntasks_per_node` is, and it may use
+            all that was allocated there.
+        time_limit, partition, exclusive, account, qos: the same.
         log_dir: where Slurm writes ``slurm_ID_NAME.out`` and ``.err``; default: here.
         job_start_timeout: seconds to wait until the job runs; None: as long as it takes.
         out_of_cluster: reach the nodes through the first one, as a client outside the cluster that
