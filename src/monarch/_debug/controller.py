@@ -20,7 +20,7 @@ import json
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Coroutine
 from typing import Any
 
 from monarch import _spi
@@ -87,19 +87,21 @@ class DebugController(Actor):
 
     def serve(self, request: _spi.Request, operation: str, asked: dict[str, Any]) -> None:
         """Begin to answer a request of a rank."""
+        self._begin(self._answer(request, operation, asked))
+
+    async def _answer(self, request: _spi.Request, operation: str, asked: dict[str, Any]) -> None:
         operations = {
             "start": self._start,
             "read": self._read,
             "write": self._write,
             "end": self._end,
         }
-        self._begin(self._answer(request, operations[operation](request, **asked)))
-
-    async def _answer(self, request: _spi.Request, operation: Awaitable[Any]) -> None:
         try:
-            request.answer(json.dumps(await operation).encode())
-        except (LookupError, RuntimeError) as error:
-            request.refuse(str(error.args[0]))
+            answer = await operations[operation](request, **asked)
+        except Exception as error:  # raised there, since the rank waits
+            request.refuse(str(error.args[0] if error.args else error))
+        else:
+            request.answer(json.dumps(answer).encode())
 
     async def _start(self, request: _spi.Request, info: dict[str, Any]) -> int:
         await self._address()  # raises RuntimeError if no debugger can come

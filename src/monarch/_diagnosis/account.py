@@ -22,6 +22,7 @@ from monarch._spi import (
     Future,
     Request,
     environment,
+    find,
     hook,
     is_engine_frame,
     is_package_frame,
@@ -32,6 +33,8 @@ from monarch._spi import (
 
 if TYPE_CHECKING:
     import asyncio
+
+    from typing_extensions import NotRequired
 
     from monarch._spi import Cell, Frame, FrameLink, Proc
 
@@ -58,6 +61,7 @@ class Activity(TypedDict):
     """One thing that an actor, or the script, does: an endpoint, for so many seconds, and where.
 
     `place` is the innermost line outside the standard library, `stack` all lines of the program.
+    `debugged`: a debugger has stopped it there.
     """
 
     endpoint: str
@@ -65,6 +69,7 @@ class Activity(TypedDict):
     place: str
     stack: list[str]
     wait: Wait | None
+    debugged: NotRequired[bool]
 
 
 class ActorAccount(TypedDict):
@@ -219,7 +224,11 @@ def _doing(cell: Cell, frame: FrameType | None) -> Iterator[Activity]:
     now = environment.current.now()
     current = cell.current
     name = route(current[1].meta)[0] if current is not None else ""
-    found = _activity(name, now - cell.began, _thread_frames(frame), _wait_of_thread(frame))
+    debugged = _is_debugged(frame)
+    wait = None if debugged else _wait_of_thread(frame)
+    found = _activity(name, now - cell.began, _thread_frames(frame), wait)
+    if debugged:
+        found["debugged"] = True
     if cell.serving is not None and not found["stack"]:  # suspended, or it polls its loop
         steps = list(suspended_frames(cell.serving))
         found = _activity(name, now - cell.began, steps, _wait_of_steps(steps))
@@ -229,6 +238,11 @@ def _doing(cell: Cell, frame: FrameType | None) -> Iterator[Activity]:
         yield found
     if cell.serving is not None:
         yield from _concurrent(cell.serving, now)
+
+
+def _is_debugged(frame: FrameType | None) -> bool:
+    is_stopped = find("is_stopped")
+    return is_stopped is not None and is_stopped(frame)
 
 
 def _concurrent(serving: asyncio.Task[Any], now: float) -> Iterator[Activity]:
