@@ -6,11 +6,12 @@ import json
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from monarch._debug import pauses
-from monarch._debug.pauses import Pauses, is_stopped
+from monarch._debug.pauses import Pauses, stopped_at
 
 
 class Clock:
@@ -136,5 +137,13 @@ def test_other_processes_ask_the_client(
 
 
 def test_a_thread_that_no_debugger_has_stopped() -> None:
-    assert not is_stopped(None)
-    assert not is_stopped(sys._getframe())
+    assert stopped_at(None) is None
+    assert stopped_at(sys._getframe()) is None
+
+
+def test_a_thread_that_a_debugger_has_stopped() -> None:
+    """Found is the frame of the program, also below further functions of the debugger."""
+    names: dict[str, Any] = {"__name__": "pydevd", "sys": sys, "stopped_at": stopped_at}
+    exec("def _do_wait_suspend(): return inner()\ndef inner(): return stopped_at(sys._getframe())", names)
+    assert names["_do_wait_suspend"]() is sys._getframe()
+    assert names["inner"]() is None

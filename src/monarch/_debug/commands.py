@@ -35,6 +35,7 @@ __all__ = [
     "Quit",
     "Ranks",
     "parse",
+    "parse_ranks",
     "selects",
 ]
 
@@ -154,11 +155,12 @@ def parse(line: str) -> DebugCommand:
         match = _CAST.fullmatch(rest)
         if match is None or not match["command"]:
             raise CommandError("expected: cast <actor_name> ranks(<which>) <pdb command>")
-        return Cast(match["name"], _ranks(match["ranks"]), match["command"])
+        return Cast(match["name"], parse_ranks(match["ranks"]), match["command"])
     raise CommandError(f"unknown command {verb!r}; 'help' shows what there is")
 
 
-def _ranks(text: str) -> Ranks:
+def parse_ranks(text: str) -> Ranks:
+    """Return the ranks that a text between the parentheses of ``ranks(...)`` means."""
     if "=" not in text:
         return _some(text, several=True)
     dims: dict[str, Some] = {}

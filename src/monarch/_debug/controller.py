@@ -95,6 +95,8 @@ class DebugController(Actor):
             "read": self._read,
             "write": self._write,
             "end": self._end,
+            "editor": self._editor,
+            "stopped": self._stopped,
         }
         try:
             answer = await operations[operation](request, **asked)
@@ -107,9 +109,7 @@ class DebugController(Actor):
         await self._address()  # raises RuntimeError if no debugger can come
         here = DebugSessionInfo(**info)
         self._announce(here.function, here.lineno)
-        if request.peer not in self._peers:
-            self._peers.add(request.peer)
-            _spi.when_gone(request.peer, functools.partial(_lost, request.peer))
+        self._watch(request.peer)
         return self._sessions.start(here, request.peer)
 
     async def _read(self, request: _spi.Request, number: int, output: str, **place: Any) -> Any:
@@ -122,10 +122,36 @@ class DebugController(Actor):
     async def _end(self, request: _spi.Request, number: int, output: str) -> None:
         self._sessions.end(number, output)
 
+    async def _editor(self, request: _spi.Request, names: builtins.list[str] | None) -> None:
+        """Hand the sessions of a process over to the editor that has attached; None: detached."""
+        peer = request.peer
+        self._watch(peer)
+        if names is None:
+            self._sessions.editors.pop(peer, None)
+            PAUSES.end(("editor", peer))
+            return
+        self._sessions.editors[peer] = names
+        for session in self._sessions:
+            if session.peer == peer:
+                session.release()
+
+    async def _stopped(self, request: _spi.Request, threads: int) -> None:
+        """Count pauses while an editor has stopped threads of a process."""
+        if threads:
+            PAUSES.begin(("editor", request.peer))
+        else:
+            PAUSES.end(("editor", request.peer))
+
+    def _watch(self, peer: int) -> None:
+        if peer not in self._peers:
+            self._peers.add(peer)
+            _spi.when_gone(peer, functools.partial(_lost, peer))
+
     def lost(self, peer: int) -> None:
         """Close the sessions of a process that has exited."""
         self._peers.discard(peer)
         self._sessions.lost(peer)
+        PAUSES.end(("editor", peer))
 
     def _announce(self, function: str | None, lineno: int | None) -> None:
         """Print how to debug, for the first rank that stops while there is no debugger."""

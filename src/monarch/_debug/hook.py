@@ -45,8 +45,7 @@ def stop_at(frame: FrameType) -> None:
     if os.environ.get("PYTHONBREAKPOINT") == "0":
         return
     editor = _editor()
-    if editor is not None:
-        editor.stop(frame)
+    if editor is not None and editor.stop(frame):
         return
     debugger = _current.get()
     if debugger is None or debugger.finished or debugger.thread != threading.get_ident():
@@ -73,13 +72,12 @@ def post_mortem(error: BaseException) -> None:
         return
     try:
         editor = _editor()
-        if editor is not None:
-            editor.stop(steps[-1][0], error)
-        else:
-            link = SessionLink(*steps[-1])
-            from monarch._debug.remote_pdb import RemotePdb
+        if editor is not None and editor.stop(steps[-1][0], error):
+            return
+        link = SessionLink(*steps[-1])
+        from monarch._debug.remote_pdb import RemotePdb
 
-            RemotePdb(link).call_ended(error)
+        RemotePdb(link).call_ended(error)
     except Exception:
         # The call keeps its outcome: only the inspection of the exception failed.
         _log.warning("no debugger could be attached to a failed call", exc_info=True)

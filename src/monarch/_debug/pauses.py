@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from monarch._spi import ask, client_proc, environment, is_simulated
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
     from types import FrameType
 
-__all__ = ["PAUSES", "SERVICE", "Pauses", "is_stopped", "settle_limit", "time_left"]
+__all__ = ["PAUSES", "SERVICE", "Pauses", "settle_limit", "stopped_at", "time_left"]
 
 SERVICE = "debugger"
 """The service of the client's process that ranks at breakpoints ask, see `desk`."""
@@ -132,12 +132,22 @@ _STOPPED = {
 }
 """The functions in which a thread waits while a debugger has stopped it, by their modules."""
 
+_DEBUGGERS = ("bdb", "cmd", "pdb", "monarch._debug", "pydevd", "_pydevd")
+"""How the names of modules of debuggers begin."""
 
-def is_stopped(frame: FrameType | None) -> bool:
-    """Whether a debugger has stopped the thread that executes `frame`."""
+
+def stopped_at(frame: FrameType | None) -> FrameType | None:
+    """Return the frame at which a debugger has stopped the thread that executes `frame`.
+
+    None if no debugger has stopped the thread.
+    """
+    stops = False
     at: Any = frame
     while at is not None:
-        if _STOPPED.get(at.f_globals.get("__name__", "")) == at.f_code.co_name:
-            return True
+        module = at.f_globals.get("__name__", "")
+        if _STOPPED.get(module) == at.f_code.co_name:
+            stops = True
+        elif stops and not module.startswith(_DEBUGGERS):
+            return cast("FrameType", at)
         at = at.f_back
-    return False
+    return None

@@ -167,6 +167,8 @@ class DebugSessions:
 
     def __init__(self, pauses: Pauses | None = None) -> None:
         self._pauses = Pauses() if pauses is None else pauses
+        self.editors: dict[int, list[str]] = {}
+        """The actors of processes to which an editor is attached, by process."""
         self._sessions: dict[int, DebugSession] = {}
         self._keys = itertools.count(1)
         self._changed = asyncio.Event()
@@ -204,6 +206,7 @@ class DebugSessions:
 
     def lost(self, peer: int) -> None:
         """Close the sessions of a process that has exited."""
+        self.editors.pop(peer, None)
         for key, session in list(self._sessions.items()):
             if session.peer == peer:
                 self.end(key, "")
@@ -260,7 +263,7 @@ class DebugSessions:
         """Return `infos` as a table in plain text."""
         infos = self.infos()
         several = any(i.number > 1 for i in infos)
-        return grid(
+        table = grid(
             ["Actor Name", "Rank", "Coords", "Hostname", "Function", "Line No."],
             [
                 [
@@ -274,3 +277,5 @@ class DebugSessions:
                 for i in infos
             ],
         )
+        names = sorted(name for names in self.editors.values() for name in names)
+        return f"{table}\nIn an editor: {', '.join(names)}" if names else table

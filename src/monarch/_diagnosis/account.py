@@ -224,11 +224,14 @@ def _doing(cell: Cell, frame: FrameType | None) -> Iterator[Activity]:
     now = environment.current.now()
     current = cell.current
     name = route(current[1].meta)[0] if current is not None else ""
-    debugged = _is_debugged(frame)
-    wait = None if debugged else _wait_of_thread(frame)
-    found = _activity(name, now - cell.began, _thread_frames(frame), wait)
-    if debugged:
+    stopped_at = find("stopped_at")
+    stopped = None if stopped_at is None else stopped_at(frame)
+    if stopped is not None:
+        found = _activity(name, now - cell.began, _thread_frames(stopped), None)
         found["debugged"] = True
+    else:
+        wait = _wait_of_thread(frame)
+        found = _activity(name, now - cell.began, _thread_frames(frame), wait)
     if cell.serving is not None and not found["stack"]:  # suspended, or it polls its loop
         steps = list(suspended_frames(cell.serving))
         found = _activity(name, now - cell.began, steps, _wait_of_steps(steps))
@@ -238,11 +241,6 @@ def _doing(cell: Cell, frame: FrameType | None) -> Iterator[Activity]:
         yield found
     if cell.serving is not None:
         yield from _concurrent(cell.serving, now)
-
-
-def _is_debugged(frame: FrameType | None) -> bool:
-    is_stopped = find("is_stopped")
-    return is_stopped is not None and is_stopped(frame)
 
 
 def _concurrent(serving: asyncio.Task[Any], now: float) -> Iterator[Activity]:

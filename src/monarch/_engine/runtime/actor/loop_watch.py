@@ -85,9 +85,9 @@ class Pulse:
             _say(f"the event loop of {self._name} turns again, after {seconds:.1f} s")
 
     def _is_debugged(self) -> bool:
-        is_stopped = find("is_stopped")
+        stopped_at = find("stopped_at")
         frame = sys._current_frames().get(self._cell.thread_id)
-        return is_stopped is not None and is_stopped(frame)
+        return stopped_at is not None and stopped_at(frame) is not None
 
     @property
     def _name(self) -> str:
