@@ -214,7 +214,9 @@ class _Server:
 
 def _load() -> None:
     """Import debugpy, which makes the modules of pydevd importable."""
-    quiet = os.environ.setdefault(_QUIET, "1")
+    has_choice, hook = _QUIET in os.environ, sys.breakpointhook
+    if not has_choice:
+        os.environ[_QUIET] = "1"
     try:
         import debugpy.server.api  # noqa: F401
     except ModuleNotFoundError as error:
@@ -222,8 +224,9 @@ def _load() -> None:
             raise
         raise ImportError(_missing(socket.gethostname())) from None
     finally:
-        if quiet == "1":
+        if not has_choice:
             del os.environ[_QUIET]
+        sys.breakpointhook = hook  # debugpy has set its own
 
 
 def _folder_of(package: str) -> str:
@@ -265,6 +268,8 @@ class _Listener:
                 if not cell.identity.short()[0].startswith("monarch.")
             ]
             tell_client(op="editor", names=sorted(names))
+        elif message.get("command") == "disconnect":
+            _detached()
         elif event == "stopped":
             _stopped.add(body["threadId"])
             tell_client(op="stopped", threads=len(_stopped))
