@@ -6,6 +6,7 @@ import asyncio
 import bdb
 import os
 import queue
+import re
 import socket
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 
 from monarch._debug.console import PROMPT
 from monarch._debug.controller import _listen
+from monarch._debug.pauses import PAUSES
 from monarch._debug.peer import is_known
 from monarch._debug.remote_pdb import RemotePdb
 from monarch.actor import (
@@ -84,10 +86,10 @@ class Rank:
         self.thread = threading.Thread(target=self._run, args=(body,))
         self.thread.start()
 
-    def stop(self):
+    def stop(self, frame=None):
         if self.debugger is None:
             self.debugger = RemotePdb(self.desk, scoped=self.scoped)
-        self.debugger.set_trace(sys._getframe(1))
+        self.debugger.set_trace(frame or sys._getframe(1))
 
     def _run(self, body):
         try:
@@ -250,6 +252,29 @@ class TestPdb:
         assert rank.desk.hear() == ("end", "")
         assert isinstance(rank.result(), bdb.BdbQuit)
 
+    def test_a_finaliser_does_not_stop_in_place_of_the_breakpoint(self, start):
+        """Python runs finalisers between any two lines, also between the call and the stop."""
+
+        class Guard:
+            def __del__(self):
+                seen.append(1)
+
+        def guarded(stop):
+            guard = Guard()  # noqa: F841 - finalised as this function returns
+            stop(sys._getframe(1))
+
+        def body(stop):
+            guarded(stop)
+            return 1
+
+        seen = []
+        rank = start(body)
+        assert rank.desk.hear()[1] == "test_debugger.body"
+        assert seen
+        rank.desk.lines.put("q")
+        assert rank.desk.hear() == ("end", "")
+        assert isinstance(rank.result(), bdb.BdbQuit)
+
     def test_an_exception_opens_a_post_mortem(self, start):
         def body(stop):
             x = 3
@@ -366,6 +391,7 @@ class TestPdb:
 
 class Worker(Actor):
     def __init__(self, stop_here=False):
+        self.ports = []
         if stop_here:
             breakpoint()
 
@@ -411,6 +437,15 @@ class Worker(Actor):
     @endpoint
     def tracing(self):
         return sys.gettrace() is not None
+
+    @endpoint(explicit_response_port=True)
+    def never(self, port):
+        self.ports.append(port)
+
+    @endpoint(explicit_response_port=True)
+    def never_after_a_breakpoint(self, port):
+        breakpoint()
+        self.ports.append(port)
 
 
 class Coroutines(Actor):
@@ -594,11 +629,29 @@ class TestActors:
 
     def go_on(self, person, call):
         """Continue until the call is over; between two stops the debugger takes no command."""
-        while True:
-            try:
-                return call.get(timeout=1)
-            except TimeoutError:
-                person.ask("continue")
+        while not call.done():
+            person.ask("continue")
+        return call.get(timeout=60)
+
+    def test_sessions_of_one_rank_have_numbers(self, controller, person, procs):
+        actor = procs.spawn("doubles", Worker)
+        whole, part = actor.work.call(10), actor.slice(gpus=1).work.call_one(20)
+        stopped(controller, 2)  # the second call of rank 1 waits in its mailbox
+        other = procs.slice(gpus=1).spawn("doubles", Worker)
+        third = other.work.call_one(30)
+        stopped(controller, 3)
+        assert re.search(r"\| doubles +\| 0\.2 +\| \{\} ", person.ask("list"))
+        assert "Attached to debug session for doubles 0.2 (" in person.ask(
+            "attach doubles 0.2", "(Pdb) "
+        )
+        assert person.ask("p x", "(Pdb) ") == "30\n(Pdb) "
+        assert "Detached" in person.ask("c")
+        assert third.get(timeout=60) == 30
+        assert "there is 0" in person.ask("attach doubles 0.2")
+        person.ask("cast doubles ranks(0.1, 1) !y = 100")
+        person.ask("continue")
+        assert list(whole.get(timeout=60).values()) == [100, 100]
+        assert self.go_on(person, part) == 20
 
     def test_thread_of_the_user(self, controller, person, workers):
         call = workers.slice(gpus=0).in_a_thread.call_one()
@@ -673,6 +726,83 @@ class TestActors:
         assert "workers" in person.ask("list")  # the user is still served
         person.ask("continue")
         assert call.get(timeout=60) == 1
+
+
+class Caller(Actor):
+    """Waits for an actor, for half a second at most."""
+
+    def __init__(self, awaited):
+        self.awaited = awaited
+
+    @endpoint
+    def by_options(self):
+        return self.awaited.work.options(timeout=0.5).call_one(1).get()
+
+    @endpoint
+    def by_get(self):
+        return self.awaited.work.call_one(1).get(timeout=0.5)
+
+    @endpoint
+    def without_limit(self):
+        return self.awaited.work.call_one(1).get()
+
+    @endpoint
+    def too_slow(self):
+        """Call an actor that does not answer; return whether the limit holds."""
+        with pytest.raises(TimeoutError):
+            self.awaited.never.options(timeout=0.5).call_one().get()
+        with pytest.raises(TimeoutError):
+            self.awaited.never.call_one().get(timeout=0.5)
+
+
+class TestTimeLimits:
+    """A rank at a breakpoint does not make calls late."""
+
+    @pytest.fixture
+    def awaited(self, procs):
+        return procs.slice(gpus=0).spawn("awaited", Worker)
+
+    @pytest.fixture
+    def caller(self, procs, awaited):
+        return procs.slice(gpus=1).spawn("caller", Caller, awaited)
+
+    @pytest.mark.parametrize(
+        "begin",
+        [
+            lambda awaited, caller: awaited.work.options(timeout=0.5).call_one(1),
+            lambda awaited, caller: awaited.work.options(timeout=0.5).call(1),
+            lambda awaited, caller: next(awaited.work.options(timeout=0.5).stream(1)),
+            lambda awaited, caller: caller.by_options.call_one(),
+            lambda awaited, caller: caller.by_get.call_one(),
+            lambda awaited, caller: caller.without_limit.options(timeout=0.5).call_one(),
+        ],
+    )
+    def test_it_does_not_pass(self, controller, person, awaited, caller, begin, paused):
+        call = begin(awaited, caller)
+        stopped(controller, 1)
+        paused.end("test")
+        threading.Event().wait(1.2)  # more than twice the limit, during which the rank is stopped
+        paused.begin("test")
+        person.ask("continue")
+        result = call.get(timeout=0.5)
+        assert result == 1 or list(result.values()) == [1]
+
+    @pytest.fixture
+    def paused(self):
+        """Stop the limits also while the rank is on its way to and from the breakpoint."""
+        PAUSES.begin("test")
+        yield PAUSES
+        PAUSES.end("test")
+
+    def test_it_goes_on_afterwards(self, controller, person, awaited, caller):
+        call = awaited.never_after_a_breakpoint.options(timeout=0.5).call_one()
+        stopped(controller, 1)
+        person.ask("continue")
+        with pytest.raises(TimeoutError, match=r"no answer within 0.5 s"):
+            call.get(timeout=60)
+
+    def test_a_call_that_is_late_is_late(self, controller, caller):
+        assert caller.too_slow.call_one().get(timeout=60) is None
 
 
 STRANGER = """

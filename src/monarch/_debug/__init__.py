@@ -17,9 +17,10 @@ With ``configure(postmortem=True)`` an endpoint that raises stops as well, in th
 before its caller gets the error.
 
 The path of a line: `console` reads the line from the connection (`io`) and gives it to a session
-(`sessions`). The rank's pdb (`remote_pdb`) waits for lines in a call to the actor that keeps the
-sessions in the client process (`controller`). `commands` is the language of the prompt. `hook` is
-the function that the engine calls in a worker.
+(`sessions`). The rank's pdb (`remote_pdb`) waits for lines in a request (`link`) to the client
+process (`desk`), where an actor keeps the sessions (`controller`). `commands` is the language of
+the prompt. `hook` is the function that the engine calls in a worker. `pauses` keeps time limits
+from passing meanwhile.
 
 **Security.** A debugger runs any code that is typed into it, and a line-based connection has no
 password. The server listens on ``localhost`` only, from the first breakpoint (or the first
@@ -32,19 +33,25 @@ On systems that do not report which user has connected (all but Linux), the serv
 unless ``MONARCH_DEBUG_SERVER_ANY_USER=1`` makes it serve all users of the machine.
 """
 
-from monarch._debug.commands import (
-    Attach,
-    Cast,
-    Continue,
-    DebugCommand,
-    Help,
-    ListCommand,
-    Quit,
-)
-from monarch._debug.controller import DebugController, debug_controller
-from monarch._debug.hook import post_mortem, stop_at
-from monarch._debug.io import DebugCliIO, DebugIO, DebugIOError, DebugStdIO
-from monarch._debug.sessions import DebugSession, DebugSessionInfo, DebugSessions
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from monarch._lazy import lazily
+
+if TYPE_CHECKING:
+    from monarch._debug.commands import (
+        Attach,
+        Cast,
+        Continue,
+        DebugCommand,
+        Help,
+        ListCommand,
+        Quit,
+    )
+    from monarch._debug.controller import DebugController, debug_controller
+    from monarch._debug.io import DebugCliIO, DebugIO, DebugIOError, DebugStdIO
+    from monarch._debug.sessions import DebugSession, DebugSessionInfo, DebugSessions
 
 __all__ = [
     "Attach",
@@ -63,6 +70,13 @@ __all__ = [
     "ListCommand",
     "Quit",
     "debug_controller",
-    "post_mortem",
-    "stop_at",
 ]
+
+_NAMES = {
+    "commands": "Attach Cast Continue DebugCommand Help ListCommand Quit",
+    "controller": "DebugController debug_controller",
+    "io": "DebugCliIO DebugIO DebugIOError DebugStdIO",
+    "sessions": "DebugSession DebugSessionInfo DebugSessions",
+}
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
+__getattr__, __dir__ = lazily(__name__, _HOMES)

@@ -6,7 +6,7 @@
 
     which:   1   1,4,6   start:stop:step   dim=1,other=1:5:2,third=(3,6)
 
-Parts of a slice may be left out, as in Python. Actor names may contain spaces: in ``attach`` the
+Where a rank has several sessions, ``1.2`` is its second one. Parts of a slice may be left out, as in Python. Actor names may contain spaces: in ``attach`` the
 rank is the last word, in ``cast`` the name ends before ``ranks(``. The grammar is regular, so
 regular expressions parse it and no parser library is needed. This file depends on neither sessions
 nor sockets.
@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING, NamedTuple, Union
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,13 +31,23 @@ __all__ = [
     "DebugCommand",
     "Help",
     "ListCommand",
+    "OneOf",
     "Quit",
     "Ranks",
     "parse",
+    "parse_ranks",
     "selects",
 ]
 
-Some = Union[int, "list[int]", range]
+
+class OneOf(NamedTuple):
+    """One of several sessions of a rank, as ``3.2`` is the second one of rank 3."""
+
+    rank: int
+    number: int
+
+
+Some = Union[int, OneOf, "list[int | OneOf]", range]
 Ranks = Union[Some, "dict[str, Some]"]
 """A rank, some ranks, a range of ranks, or the same per dimension (all of them must fit)."""
 
@@ -45,6 +55,7 @@ HELP = """\
 monarch_dbg commands:
 \tlist - show where ranks have stopped
 \tattach <actor_name> <rank> - talk to the pdb of one rank; 'detach' there comes back here
+\t\t(a rank that has several sessions: <rank>.2 is the second)
 \tcast <actor_name> ranks(...) <command> - give a pdb command to many ranks, where ranks(...) is
 \t\tranks(1)                              one rank,
 \t\tranks(1,4,6)                          some ranks,
@@ -92,6 +103,7 @@ class Attach(DebugCommand):
 
     actor_name: str
     rank: int
+    number: int | None = None
 
 
 @dataclass(frozen=True)
@@ -109,9 +121,11 @@ _PLAIN: dict[str, type[DebugCommand]] = {
     "continue": Continue,
     "quit": Quit,
 }
-_ATTACH = re.compile(r"(?P<name>.*\S)\s+(?P<rank>\d{1,18})", re.ASCII)
+_ATTACH = re.compile(
+    r"(?P<name>.*\S)\s+(?P<rank>\d{1,18})(?:\.(?P<number>\d{1,18}))?", re.ASCII
+)
 _CAST = re.compile(r"(?P<name>.*?\S)\s+ranks\((?P<ranks>(?:[^()]|\([^()]*\))*)\)\s*(?P<command>.*)")
-_NUMBER = re.compile(r"\d{1,18}", re.ASCII)
+_NUMBER = re.compile(r"(\d{1,18})(?:\.(\d{1,18}))?", re.ASCII)
 _SLICE = re.compile(r"(\d{0,18})\s*:\s*(\d{0,18})(?:\s*:\s*(\d{0,18}))?", re.ASCII)
 _DIMENSION = re.compile(r"\s*(?P<dim>[^\W\d]\w*)\s*=\s*(?P<which>\([^()]*\)|[^,()]*)(?:,|$)")
 
@@ -135,16 +149,18 @@ def parse(line: str) -> DebugCommand:
         match = _ATTACH.fullmatch(rest)
         if match is None:
             raise CommandError("expected: attach <actor_name> <rank>")
-        return Attach(match["name"], int(match["rank"]))
+        number = match["number"]
+        return Attach(match["name"], int(match["rank"]), None if number is None else int(number))
     if verb == "cast":
         match = _CAST.fullmatch(rest)
         if match is None or not match["command"]:
             raise CommandError("expected: cast <actor_name> ranks(<which>) <pdb command>")
-        return Cast(match["name"], _ranks(match["ranks"]), match["command"])
+        return Cast(match["name"], parse_ranks(match["ranks"]), match["command"])
     raise CommandError(f"unknown command {verb!r}; 'help' shows what there is")
 
 
-def _ranks(text: str) -> Ranks:
+def parse_ranks(text: str) -> Ranks:
+    """Return the ranks that a text between the parentheses of ``ranks(...)`` means."""
     if "=" not in text:
         return _some(text, several=True)
     dims: dict[str, Some] = {}
@@ -156,6 +172,8 @@ def _ranks(text: str) -> Ranks:
         which = match["which"].strip()
         if match["dim"] in dims:
             raise CommandError(f"dimension {match['dim']!r} is there twice in ranks({text})")
+        if "." in which:
+            raise CommandError(f"expected ranks, not the session of one, in {text!r}")
         listed = which.startswith("(")
         dims[match["dim"]] = _some(which[1:-1] if listed else which, several=listed)
         at = match.end()
@@ -164,29 +182,37 @@ def _ranks(text: str) -> Ranks:
 
 def _some(text: str, *, several: bool) -> Some:
     text = text.strip()
-    if _NUMBER.fullmatch(text):
-        return int(text)
+    one = _NUMBER.fullmatch(text)
+    if one is not None:
+        return _one(one)
     match = _SLICE.fullmatch(text)
     if match is not None:
         start, stop, step = match.groups()
         if step and not int(step):
             raise CommandError(f"the step of {text!r} is zero")
         return range(int(start or 0), int(stop or sys.maxsize), int(step or 1))
-    numbers = [number.strip() for number in text.split(",")]
-    if several and all(_NUMBER.fullmatch(number) for number in numbers):
-        return [int(number) for number in numbers]
+    numbers = [_NUMBER.fullmatch(number.strip()) for number in text.split(",")]
+    if several and all(numbers):
+        return [_one(number) for number in numbers if number is not None]
     raise CommandError(f"expected a rank, ranks with commas, or start:stop:step, not {text!r}")
 
 
-def selects(ranks: Ranks, rank: int, coords: Mapping[str, int]) -> bool:
-    """Whether ``ranks`` selects the rank at ``coords``.
+def _one(match: re.Match[str]) -> int | OneOf:
+    rank, number = match.groups()
+    return int(rank) if number is None else OneOf(int(rank), int(number))
+
+
+def selects(ranks: Ranks, rank: int, coords: Mapping[str, int], number: int = 1) -> bool:
+    """Whether ``ranks`` selects the session `number` of the rank at ``coords``.
 
     A dimension that the rank does not have selects nothing.
     """
     if isinstance(ranks, dict):
-        return all(dim in coords and _fits(some, coords[dim]) for dim, some in ranks.items())
-    return _fits(ranks, rank)
+        return all(dim in coords and _fits(some, coords[dim], 0) for dim, some in ranks.items())
+    return _fits(ranks, rank, number)
 
 
-def _fits(some: Some, place: int) -> bool:
-    return place == some if isinstance(some, int) else place in some
+def _fits(some: Some, place: int, number: int) -> bool:
+    if isinstance(some, range):
+        return place in some
+    return any(one in (place, (place, number)) for one in (some if type(some) is list else [some]))

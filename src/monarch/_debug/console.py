@@ -112,7 +112,7 @@ class Console:
 
     async def _attach_to(self, command: Attach) -> None:
         try:
-            session = self._sessions.find(command.actor_name, command.rank)
+            session = self._sessions.find(command.actor_name, command.rank, command.number)
         except LookupError as error:
             await self._io.output(f"Error processing command: {error.args[0]}\n")
             return
@@ -120,7 +120,7 @@ class Console:
         if session.seen:
             info = session.info
             await self._io.output(
-                f"<last pdb output for {info.actor_name} {info.rank} follows>\n{session.seen}"
+                f"<last pdb output for {info.actor_name} {info.place} follows>\n{session.seen}"
             )
         session.attached = True
         try:

@@ -1,12 +1,12 @@
 """The actor in the client process to which ranks at a breakpoint report, and its server.
 
-Ranks use ordinary calls. A call of `session_read` is answered when a debugger has typed a line, so
-a rank at a breakpoint is simply a rank that waits for a call. If the controller exits, the call
-fails, the endpoint fails too, and the rank does not hang.
+Ranks send requests (`desk`). The request for a line is answered when a debugger has typed one. If
+the client exits, the request fails, the endpoint fails too, and the rank does not hang.
 
 The server starts with the first use and runs until the program ends. It serves one debugger at a
-time. A new debugger replaces the present one, so that a forgotten connection in another window
-blocks no other. Connections of other users of the machine are refused before that (`peer`).
+time, as the script's own door does (`door`). A new debugger replaces the present one, so that a
+forgotten connection in another window blocks no other. Connections of other users of the machine
+are refused before that (`peer`).
 """
 
 from __future__ import annotations
@@ -16,26 +16,29 @@ import builtins
 import errno
 import functools
 import ipaddress
+import json
 import logging
 import os
 import socket
-from contextlib import suppress
+from collections.abc import Coroutine
 from typing import Any
 
+from monarch import _spi
+from monarch._debug import desk
 from monarch._debug.console import Console
 from monarch._debug.io import DebugCliIO
+from monarch._debug.pauses import PAUSES
 from monarch._debug.peer import is_known, may_debug
 from monarch._debug.sessions import DebugSessionInfo, DebugSessions
 from monarch._debug.waiting import wait_for
 from monarch.actor import (
     Actor,
-    SupervisionError,
     concurrent_endpoint,
     endpoint,
     get_or_spawn_controller,
 )
 
-__all__ = ["DebugController", "debug_controller"]
+__all__ = ["DebugController", "controller", "debug_controller"]
 
 _log = logging.getLogger("monarch.debug")
 
@@ -44,11 +47,12 @@ class DebugController(Actor):
     """The actor that keeps the sessions of all ranks at breakpoints and serves the debugger."""
 
     def __init__(self) -> None:
-        self._sessions = DebugSessions()
+        self._sessions = DebugSessions(PAUSES)
         self._server: asyncio.Server | None = None
         self._starting = asyncio.Lock()
         self._debugger: asyncio.Task[Any] | None = None
-        self._watches: set[asyncio.Task[None]] = set()
+        self._peers: set[int] = set()  # processes whose exit is reported
+        self._tasks: set[asyncio.Task[None]] = set()
         self._refusals: set[str] = set()  # reasons that were logged, to log each only once
 
     # For programs.
@@ -71,73 +75,134 @@ class DebugController(Actor):
 
         Raises `RuntimeError` if the server can't listen; a later call tries again.
         """
-        async with self._starting:
-            if self._server is None:
-                self._server = await _listen(self._serve)
-        host, port = self._server.sockets[0].getsockname()[:2]
-        return host, port
+        return await self._address()
 
     # For ranks.
 
-    @concurrent_endpoint
-    async def session_start(self, info: DebugSessionInfo, presence: Any) -> int:
-        """Open a session and return its number, which the other calls take.
+    @endpoint
+    async def attend(self) -> None:
+        """Carry out from now on what is submitted to the desk."""
+        loop = asyncio.get_running_loop()
+        desk.attend(lambda work: loop.call_soon_threadsafe(work, self))
 
-        The session is closed when the actor ``presence`` ends.
-        """
-        number = self._sessions.start(info)
-        watch = asyncio.ensure_future(self._watch(number, presence))
-        self._watches.add(watch)
-        watch.add_done_callback(self._watches.discard)
-        return number
+    def serve(self, request: _spi.Request, operation: str, asked: dict[str, Any]) -> None:
+        """Begin to answer a request of a rank."""
+        self._begin(self._answer(request, operation, asked))
 
-    @concurrent_endpoint
-    async def session_read(
-        self, number: int, output: str, function: str | None, lineno: int | None
-    ) -> str | None:
-        """Return the next line for a pdb; None asks it to clear its breakpoints and continue."""
+    async def _answer(self, request: _spi.Request, operation: str, asked: dict[str, Any]) -> None:
+        operations = {
+            "start": self._start,
+            "read": self._read,
+            "write": self._write,
+            "end": self._end,
+            "editor": self._editor,
+            "stopped": self._stopped,
+        }
+        try:
+            answer = await operations[operation](request, **asked)
+        except Exception as error:  # raised there, since the rank waits
+            request.refuse(str(error.args[0] if error.args else error))
+        else:
+            request.answer(json.dumps(answer).encode())
+
+    async def _start(self, request: _spi.Request, info: dict[str, Any]) -> int:
+        await self._address()  # raises RuntimeError if no debugger can come
+        here = DebugSessionInfo(**info)
+        self._announce(here.function, here.lineno)
+        self._watch(request.peer)
+        return self._sessions.start(here, request.peer)
+
+    async def _read(self, request: _spi.Request, number: int, output: str, **place: Any) -> Any:
+        self._announce(**place)
+        return await self._sessions.read(number, output, **place)
+
+    async def _write(self, request: _spi.Request, number: int, output: str) -> None:
+        self._sessions.write(number, output)
+
+    async def _end(self, request: _spi.Request, number: int, output: str) -> None:
+        self._sessions.end(number, output)
+
+    async def _editor(self, request: _spi.Request, names: builtins.list[str] | None) -> None:
+        """Hand the sessions of a process over to the editor that has attached; None: detached."""
+        peer = request.peer
+        self._watch(peer)
+        if names is None:
+            self._sessions.editors.pop(peer, None)
+            PAUSES.end(("editor", peer))
+            return
+        self._sessions.editors[peer] = names
+        for session in self._sessions:
+            if session.peer == peer:
+                session.release()
+
+    async def _stopped(self, request: _spi.Request, threads: int) -> None:
+        """Count pauses while an editor has stopped threads of a process."""
+        if threads:
+            PAUSES.begin(("editor", request.peer))
+        else:
+            PAUSES.end(("editor", request.peer))
+
+    def _watch(self, peer: int) -> None:
+        if peer not in self._peers:
+            self._peers.add(peer)
+            _spi.when_gone(peer, functools.partial(_lost, peer))
+
+    def lost(self, peer: int) -> None:
+        """Close the sessions of a process that has exited."""
+        self._peers.discard(peer)
+        self._sessions.lost(peer)
+        PAUSES.end(("editor", peer))
+
+    def _announce(self, function: str | None, lineno: int | None) -> None:
+        """Print how to debug, for the first rank that stops while there is no debugger."""
         if self._debugger is None and self._server is not None and not self._sessions.infos():
             host, port = self._server.sockets[0].getsockname()[:2]
             is_near = ipaddress.ip_address(host.partition("%")[0]).is_loopback
             where = "" if is_near else f" --host {host}"
             command = f"monarch debug{where} --port {port}"
             _log.warning("breakpoint at %s:%s; to debug: %s", function, lineno, command)
-        return await self._sessions.read(number, output, function, lineno)
 
-    @concurrent_endpoint
-    async def session_write(self, number: int, output: str) -> None:
-        """Add output of a pdb to its session."""
-        self._sessions.write(number, output)
-
-    @concurrent_endpoint
-    async def session_end(self, number: int, output: str) -> None:
-        """Close a session."""
-        self._sessions.end(number, output)
-
-    async def _watch(self, number: int, presence: Any) -> None:
-        with suppress(SupervisionError):  # the call never returns: it fails when the rank ends
-            await presence.end.call_one()
-        self._sessions.end(number, "")
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     # The server.
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _address(self) -> tuple[str, int]:
+        async with self._starting:
+            if self._server is None:
+                self._server = await _listen(self._accept)
+        host, port = self._server.sockets[0].getsockname()[:2]
+        return host, port
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         io = DebugCliIO(reader, writer)
         why = "" if _serves_any_user() else may_debug(writer.get_extra_info("socket"))
         if why:
             if why not in self._refusals:
                 self._refusals.add(why)
                 _log.warning("the debug server refused a connection: %s", why)
-            writer.write(f"Refused: {why}.\n".encode())
+            io.say(f"Refused: {why}.\n")
             await io.quit()
             return
+        await self._debug(io)
+
+    def welcome(self, sock: socket.socket) -> None:
+        """Begin to serve a debugger, which may debug."""
+        self._begin(self._welcome(sock))
+
+    async def _welcome(self, sock: socket.socket) -> None:
+        await self._debug(DebugCliIO(*await asyncio.open_unix_connection(sock=sock)))
+
+    async def _debug(self, io: DebugCliIO) -> None:
         before, self._debugger = self._debugger, asyncio.current_task()
         if before is not None:
             before.cancel()
         try:
             await Console(self._sessions, io).run()
         except asyncio.CancelledError:
-            writer.write(b"\nAnother debugger has connected, or the program ends. Bye.\n")
+            io.say("\nAnother debugger has connected, or the program ends. Bye.\n")
         finally:
             if self._debugger is asyncio.current_task():
                 self._debugger = None
@@ -149,6 +214,11 @@ class DebugController(Actor):
             self._server.close()
         if self._debugger is not None:
             self._debugger.cancel()
+        desk.attend(None)
+
+
+def _lost(peer: int, _reason: str) -> None:
+    desk.submit(lambda controller: controller.lost(peer), lambda _: None)
 
 
 async def _listen(serve: Any) -> asyncio.Server:
@@ -216,6 +286,11 @@ def _addresses(host: str) -> list[str]:
     return list(usable)
 
 
+def controller() -> Any:
+    """Return the debug controller, whose server may not listen yet. Blocks."""
+    return wait_for(get_or_spawn_controller("debug_controller", DebugController))
+
+
 @functools.cache
 def debug_controller() -> Any:
     """Return the debug controller, the same one in the whole program, with its server listening.
@@ -227,6 +302,6 @@ def debug_controller() -> Any:
     >>> debug_controller().list.call_one(print_output=False).get()
     []
     """
-    controller = wait_for(get_or_spawn_controller("debug_controller", DebugController))
-    wait_for(controller.address.call_one())
-    return controller
+    found = controller()
+    wait_for(found.address.call_one())
+    return found

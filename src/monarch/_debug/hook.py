@@ -2,34 +2,32 @@
 
 `post_mortem` is the function behind the setting `postmortem`.
 
-The first breakpoint of an endpoint call opens a session with the controller and a `RemotePdb`.
-Later ones of the same call, on the same thread, stop in the same pdb, so that its breakpoints and
+The first breakpoint of an endpoint call opens a session with the client and a `RemotePdb`. Later
+ones of the same call, on the same thread, stop in the same pdb, so that its breakpoints and
 displayed expressions are kept. The session belongs to the call, and the engine reports the end of
 the call. A thread that the user started runs in no call; there the session ends when the code
 continues with no breakpoint left.
+
+While an editor is attached to the process, both functions stop there, and open no session.
 """
 
 from __future__ import annotations
 
-import bdb
 import logging
 import os
-import socket
+import sys
 import threading
 import traceback
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from monarch import _spi
-from monarch._debug.controller import debug_controller
-from monarch._debug.presence import Presence
-from monarch._debug.remote_pdb import RemotePdb
-from monarch._debug.sessions import DebugSessionInfo
-from monarch._debug.waiting import wait_for
-from monarch.actor import ActorError, context, this_proc
+from monarch._debug.link import SessionLink
 
 if TYPE_CHECKING:
     from types import FrameType
+
+    from monarch._debug.remote_pdb import RemotePdb
 
 __all__ = ["post_mortem", "stop_at"]
 
@@ -46,9 +44,12 @@ def stop_at(frame: FrameType) -> None:
     """
     if os.environ.get("PYTHONBREAKPOINT") == "0":
         return
+    editor = _editor()
+    if editor is not None and editor.stop(frame):
+        return
     debugger = _current.get()
     if debugger is None or debugger.finished or debugger.thread != threading.get_ident():
-        debugger = _start()
+        debugger = _start(frame)
     # No call may follow this one: the debugger would stop in that call first.
     debugger.set_trace(frame)
 
@@ -63,21 +64,40 @@ def post_mortem(error: BaseException) -> None:
     """
     shown = _inspected.get() is error
     _inspected.set(None)
-    wanted = isinstance(error, Exception) and not isinstance(error, bdb.BdbQuit)
+    wanted = isinstance(error, Exception) and not _is_quit(error)
     if shown or not wanted or os.environ.get("PYTHONBREAKPOINT") == "0":
         return
-    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
-    if all(map(_spi.is_package_frame, files)):
+    steps = list(traceback.walk_tb(error.__traceback__))
+    if all(_spi.is_package_frame(frame.f_code.co_filename) for frame, _ in steps):
         return
     try:
-        RemotePdb(_ControllerLink()).call_ended(error)
+        editor = _editor()
+        if editor is not None and editor.stop(steps[-1][0], error):
+            return
+        link = SessionLink(*steps[-1])
+        from monarch._debug.remote_pdb import RemotePdb
+
+        RemotePdb(link).call_ended(error)
     except Exception:
         # The call keeps its outcome: only the inspection of the exception failed.
         _log.warning("no debugger could be attached to a failed call", exc_info=True)
 
 
-def _start() -> RemotePdb:
-    link = _ControllerLink()
+def _editor() -> Any:
+    """Return the module `editor` if an editor is attached to this process."""
+    editor: Any = sys.modules.get("monarch._debug.editor")
+    return editor if editor is not None and editor.is_attached() else None
+
+
+def _is_quit(error: BaseException) -> bool:
+    bdb = sys.modules.get("bdb")
+    return bdb is not None and isinstance(error, bdb.BdbQuit)
+
+
+def _start(frame: FrameType) -> RemotePdb:
+    link = SessionLink(frame, frame.f_lineno)  # listed before pdb is loaded
+    from monarch._debug.remote_pdb import RemotePdb
+
     ended: list[Any] = []
 
     def at_end(error: BaseException | None) -> None:
@@ -94,40 +114,3 @@ def _start() -> RemotePdb:
     ended.append(debugger)
     _current.set(debugger)
     return debugger
-
-
-class _ControllerLink:
-    """A session with the controller in the client process."""
-
-    def __init__(self) -> None:
-        here = context()
-        point = here.message_rank
-        info = DebugSessionInfo(
-            actor_name=here.actor_instance.name,
-            rank=point.rank,
-            coords=dict(point.items()),
-            hostname=socket.gethostname(),
-            function=None,
-            lineno=None,
-        )
-        try:
-            self._controller = debug_controller()
-        except ActorError as error:
-            raise RuntimeError(f"breakpoint(): {error.exception}") from error
-        self._presence: Any = this_proc().spawn("debugger", Presence)
-        self._number: int = wait_for(self._controller.session_start.call_one(info, self._presence))
-
-    def read(self, output: str, function: str | None, lineno: int | None) -> str | None:
-        call = self._controller.session_read.call_one(self._number, output, function, lineno)
-        try:
-            line: str | None = wait_for(call)
-        except ActorError as error:
-            raise bdb.BdbQuit(f"{error.exception}") from None
-        return line
-
-    def write(self, output: str) -> None:
-        wait_for(self._controller.session_write.call_one(self._number, output))
-
-    def end(self, output: str) -> None:
-        wait_for(self._controller.session_end.call_one(self._number, output))
-        self._presence.stop()

@@ -89,6 +89,10 @@ class DebugCliIO(DebugIO):
         except OSError as error:
             raise DebugIOError(str(error)) from error
 
+    def say(self, msg: str) -> None:
+        """Send ``msg`` before the connection is closed. Does not wait."""
+        self._writer.write(msg.encode())
+
     async def quit(self) -> None:
         """Close the connection."""
         self._writer.close()

@@ -1,17 +1,16 @@
-"""How the client detects that a rank at a breakpoint has ended.
+"""How a rank at a breakpoint learns that its process has been asked to stop.
 
-The rank is blocked in its pdb, so it can't answer calls. Instead the rank owns a second actor in
-its own process, the *presence*, which does nothing. The controller's call to the presence is never
-answered while the rank lives, and fails when the process exits or is asked to stop. Then the
-controller closes the session, and a rank that still waits for a line gets an error instead. So a
-mesh with ranks at breakpoints stops as fast as any other, and no session stays behind.
+The rank is blocked in its pdb, so its actor cannot stop. Instead the rank owns a second actor in
+its own process, the *presence*, which does nothing until it is stopped, with the process or by the
+end of the session. Then it asks the client to close the session, and a rank that still waits for a
+line gets an error. So a mesh with ranks at breakpoints stops as fast as any other. (Where a process
+exits without a stop, the client sees the exit.)
 """
 
 from __future__ import annotations
 
-import asyncio
-
-from monarch.actor import Actor, concurrent_endpoint
+from monarch._debug.link import tell_client
+from monarch.actor import Actor
 
 __all__ = ["Presence"]
 
@@ -21,7 +20,9 @@ class Presence(Actor):
 
     _is_system_actor = True
 
-    @concurrent_endpoint
-    async def end(self) -> None:
-        """Never return: the call fails when this actor ends."""
-        await asyncio.get_running_loop().create_future()
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def __cleanup__(self, exc: Exception | None) -> None:
+        """Close the session."""
+        tell_client(op="end", number=self._number, output="")

@@ -10,6 +10,10 @@ It differs from the ordinary pdb only where that one assumes a terminal, or a pr
 - ``quit``, ``clear`` and ``interact`` do not ask for confirmation on standard input, which a worker
   does not have.
 - Stepping out of the endpoint does not stop in the engine.
+- A breakpoint stops in its own frame. The ordinary pdb stops at the next line of any frame, such as
+  a finaliser that the garbage collector happens to run just then.
+- When an editor has attached to the process, the stopped thread is handed over to it (`editor`), at
+  the line at which it is.
 
 ``quit`` fails the endpoint with `bdb.BdbQuit`, as in pdb. To leave the debugger without an effect
 on the endpoint, the console has ``detach``, which never reaches pdb.
@@ -27,8 +31,9 @@ import pdb  # noqa: T100 - this is the debugger
 import sys
 import threading
 from contextlib import redirect_stderr, redirect_stdout
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Protocol
+
+from monarch._debug.link import place
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -45,7 +50,10 @@ class Link(Protocol):
     """The rank's end of a session. Each call blocks until the client has answered."""
 
     def read(self, output: str, function: str | None, lineno: int | None) -> str | None:
-        """Show output and position; return the next line, or None for clear and continue."""
+        """Show output and position; return the next line, or None for clear and continue.
+
+        None as well if an editor has attached, which is handed the thread then.
+        """
 
     def write(self, output: str) -> None:
         """Show output."""
@@ -94,7 +102,10 @@ class RemotePdb(pdb.Pdb):
         self._link = link
         self._scoped = scoped
         self._releasing = False
+        self._editor: Any = None  # the module `editor`, once the thread is to be handed over
         self._lost = False  # the client no longer answers
+        self._first: FrameType | None = None  # the frame of a breakpoint that has not stopped yet
+        self._error: BaseException | None = None  # that of the call, once it has ended
         self._place: tuple[str | None, int | None] | None = None
         self._mine: list[bdb.Breakpoint] = []
         self._terminal = _Terminal(self, link)
@@ -113,6 +124,7 @@ class RemotePdb(pdb.Pdb):
         if self.finished:
             return
         self._stop_tracing()
+        self._error = error
         try:
             quits = self._lost or isinstance(error, bdb.BdbQuit)
             if isinstance(error, Exception) and not quits:
@@ -131,10 +143,15 @@ class RemotePdb(pdb.Pdb):
         if threading.get_ident() == self.thread:
             sys.settrace(None)
 
-    def set_trace(self, *args: Any, **kwargs: Any) -> None:
+    def set_trace(self, frame: FrameType | None = None, **kwargs: Any) -> None:
         """Stop in the given frame. The caller returns to that frame without any other call."""
-        sys.settrace(None)  # otherwise the call below would be traced as well
-        super().set_trace(*args, **kwargs)
+        sys.settrace(None)  # otherwise the calls below would be traced as well
+        self._first = frame
+        super().set_trace(frame, **kwargs)
+
+    def stop_here(self, frame: FrameType) -> bool:
+        """Whether a step ends in `frame`; the first one after `set_trace` in its frame only."""
+        return self._first in (None, frame) and super().stop_here(frame)
 
     def set_continue(self) -> None:
         """Continue the code; end tracing if no breakpoint is left."""
@@ -155,8 +172,20 @@ class RemotePdb(pdb.Pdb):
 
     def interaction(self, frame: FrameType | None, traceback: Any, *args: Any) -> None:
         """Stop in ``frame`` and run commands."""
-        self._place = None
+        self._place = self._first = None
         super().interaction(frame, traceback, *args)
+        if self._editor is not None:
+            editor, self._editor = self._editor, None
+            self._finish()
+            if frame is not None:
+                editor.stop(frame)
+            elif self._error is not None:
+                editor.stop(self.stack[-1][0], self._error)
+
+    def trace_dispatch(self, frame: FrameType, event: str, arg: Any) -> Any:
+        """Handle an event of Python's tracing; the result is the trace function of the frame."""
+        after = super().trace_dispatch(frame, event, arg)
+        return frame.f_trace if self.finished else after
 
     def next_line(self, output: str) -> str:
         """Send the output and the present position to the client; return the next line."""
@@ -170,6 +199,9 @@ class RemotePdb(pdb.Pdb):
                 raise
             if line is not None:
                 return line
+            editor: Any = sys.modules.get("monarch._debug.editor")
+            if editor is not None and editor.is_attached():
+                self._editor = editor
             # At any kind of prompt "continue" is valid input, until `set_continue` is reached.
             self.clear_all_breaks()
             self._releasing = True
@@ -179,7 +211,7 @@ class RemotePdb(pdb.Pdb):
         if not self.stack:
             return None, None
         frame, lineno = self.stack[self.curindex]
-        return f"{PurePath(frame.f_code.co_filename).stem}.{frame.f_code.co_name}", lineno
+        return place(frame), lineno
 
     # Commands whose originals need a terminal, or a whole program.
 

@@ -8,8 +8,9 @@ disconnect, or be replaced while the rank stays stopped. Lines that are queued f
 delivered in order.
 
 Several sessions can have one name and rank, because slices of a mesh number their ranks anew, and
-because concurrent endpoints overlap. So each session has a number of its own. A command that gives
-name and rank means the oldest session that has stopped.
+because concurrent endpoints overlap. The first has number 1 and is shown as its rank, others as
+``0.2``, ``0.3``; a number is free again when its session ends. A command that gives name and rank
+means the oldest session that has stopped. (Requests of ranks name a session by a key.)
 
 All code of this file runs on the event loop of the controller.
 """
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Literal
 
 from monarch._debug.commands import selects
 from monarch._debug.grid import grid
+from monarch._debug.pauses import Pauses
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,6 +36,9 @@ __all__ = ["DebugSession", "DebugSessionInfo", "DebugSessions"]
 
 _KEPT = 1 << 20
 """The number of characters of output that are kept while no debugger reads them."""
+
+ENDED = "the actor was stopped while it was at a breakpoint"
+"""Why no line can follow."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +51,23 @@ class DebugSessionInfo:
     hostname: str
     function: str | None
     lineno: int | None
+    number: int = 1
+    """Which session of this name and rank."""
+
+    @property
+    def place(self) -> str:
+        """The rank, with the number of the session unless it is the first: ``3`` or ``3.2``."""
+        return f"{self.rank}" if self.number == 1 else f"{self.rank}.{self.number}"
 
 
 class DebugSession:
     """One endpoint call that reached a breakpoint."""
 
-    def __init__(self, info: DebugSessionInfo) -> None:
+    def __init__(self, info: DebugSessionInfo, peer: int, pauses: Pauses) -> None:
         self.info = info
-        self.placed = False  # whether the call has stopped, so that `info` has its position
+        self.peer = peer  # the process of the rank
+        self._pauses = pauses
+        self.placed = info.function is not None  # whether `info` has the position of a stop
         self.ended = False
         self.released = False  # the rank was asked to continue; pdb has not taken that up yet
         self.attached = False  # a debugger shows output as it arrives
@@ -63,10 +77,12 @@ class DebugSession:
         self._reading = False
         self._line_came = asyncio.Event()
         self._news = asyncio.Event()
+        if self.placed:
+            pauses.begin(self)
 
     def __str__(self) -> str:
         info = self.info
-        return f"{info.actor_name} {info.rank} ({info.hostname})"
+        return f"{info.actor_name} {info.place} ({info.hostname})"
 
     # The rank's side.
 
@@ -84,6 +100,8 @@ class DebugSession:
         """
         self.info = replace(self.info, function=function, lineno=lineno)
         self.placed = self._reading = True
+        if not self.ended:
+            self._pauses.begin(self)
         self.write(output)
         try:
             while not self._lines and not self.released and not self.ended:
@@ -91,8 +109,9 @@ class DebugSession:
                 await self._line_came.wait()
         finally:
             self._reading = False
+            self._pauses.end(self)
         if self.ended:
-            raise LookupError("the actor was stopped while it was at a breakpoint")
+            raise LookupError(ENDED)
         if self.released:
             self.released = False
             return None
@@ -104,6 +123,7 @@ class DebugSession:
     def end(self, output: str) -> None:
         """Mark the session as ended: its call has returned, or its process has exited."""
         self.ended = True
+        self._pauses.end(self)
         self.write(output)
         self._line_came.set()
 
@@ -143,38 +163,59 @@ class DebugSession:
 
 
 class DebugSessions:
-    """All sessions, oldest first."""
+    """All sessions, oldest first. The time in which any of them is stopped is one of `pauses`."""
 
-    def __init__(self) -> None:
+    def __init__(self, pauses: Pauses | None = None) -> None:
+        self._pauses = Pauses() if pauses is None else pauses
+        self.editors: dict[int, list[str]] = {}
+        """The actors of processes to which an editor is attached, by process."""
         self._sessions: dict[int, DebugSession] = {}
-        self._numbers = itertools.count(1)
+        self._keys = itertools.count(1)
         self._changed = asyncio.Event()
 
     def __iter__(self) -> Iterator[DebugSession]:
         return iter(list(self._sessions.values()))
 
-    def start(self, info: DebugSessionInfo) -> int:
-        """Open a session and return its number."""
-        number = next(self._numbers)
-        self._sessions[number] = DebugSession(info)
-        return number
+    def start(self, info: DebugSessionInfo, peer: int = 0) -> int:
+        """Open a session of a rank in process `peer`; return the key for the other methods."""
+        same = (info.actor_name, info.rank)
+        taken = {s.info.number for s in self if (s.info.actor_name, s.info.rank) == same}
+        number = next(number for number in itertools.count(1) if number not in taken)
+        key = next(self._keys)
+        self._sessions[key] = DebugSession(replace(info, number=number), peer, self._pauses)
+        self._changed.set()
+        return key
 
     async def read(
-        self, number: int, output: str, function: str | None, lineno: int | None
+        self, key: int, output: str, function: str | None, lineno: int | None
     ) -> str | None:
         """Call `DebugSession.read` of an open session. Raises `LookupError` if there is none."""
+        session = self._open(key)
         self._changed.set()
-        return await self._sessions[number].read(output, function, lineno)
+        return await session.read(output, function, lineno)
 
-    def write(self, number: int, output: str) -> None:
+    def write(self, key: int, output: str) -> None:
         """Call `DebugSession.write` of an open session. Raises `LookupError` if there is none."""
-        self._sessions[number].write(output)
+        self._open(key).write(output)
 
-    def end(self, number: int, output: str) -> None:
+    def end(self, key: int, output: str) -> None:
         """Close a session; closing it twice does nothing."""
-        session = self._sessions.pop(number, None)
+        session = self._sessions.pop(key, None)
         if session is not None:
             session.end(output)
+
+    def lost(self, peer: int) -> None:
+        """Close the sessions of a process that has exited."""
+        self.editors.pop(peer, None)
+        for key, session in list(self._sessions.items()):
+            if session.peer == peer:
+                self.end(key, "")
+
+    def _open(self, key: int) -> DebugSession:
+        session = self._sessions.get(key)
+        if session is None:
+            raise LookupError(ENDED)
+        return session
 
     async def some(self) -> None:
         """Wait until `infos` is not empty."""
@@ -182,10 +223,11 @@ class DebugSessions:
             self._changed.clear()
             await self._changed.wait()
 
-    def find(self, actor_name: str, rank: int) -> DebugSession:
-        """Return the oldest stopped session of a rank, or else the oldest that runs.
+    def find(self, actor_name: str, rank: int, number: int | None = None) -> DebugSession:
+        """Return the session of a rank with this number.
 
-        Raises `LookupError` with a message for the console if there is none.
+        Without a number: the oldest stopped one, or else the oldest that runs. Raises `LookupError`
+        with a message for the console if there is none.
         """
         of_actor = [s for s in self if s.info.actor_name == actor_name]
         if not of_actor:
@@ -193,27 +235,47 @@ class DebugSessions:
         of_rank = [s for s in of_actor if s.info.rank == rank]
         if not of_rank:
             raise LookupError(f"No debug session for rank {rank} for actor {actor_name}")
-        return next((s for s in of_rank if s.stopped), of_rank[0])
+        if number is None:
+            return next((s for s in of_rank if s.stopped), of_rank[0])
+        for session in of_rank:
+            if session.info.number == number:
+                return session
+        places = ", ".join(session.info.place for session in of_rank)
+        raise LookupError(
+            f"No debug session {rank}.{number} for actor {actor_name}; there is {places}"
+        )
 
     def select(self, actor_name: str, ranks: Ranks) -> list[DebugSession]:
         """Return the sessions of an actor that ``ranks`` selects."""
         return [
             s
             for s in self
-            if s.info.actor_name == actor_name and selects(ranks, s.info.rank, s.info.coords)
+            if s.info.actor_name == actor_name
+            and selects(ranks, s.info.rank, s.info.coords, s.info.number)
         ]
 
     def infos(self) -> list[DebugSessionInfo]:
         """Return where ranks have stopped, by actor and rank, without those asked to continue."""
         infos = [s.info for s in self if s.placed and not s.released]
-        return sorted(infos, key=lambda info: (info.actor_name, info.rank))
+        return sorted(infos, key=lambda info: (info.actor_name, info.rank, info.number))
 
     def table(self) -> str:
         """Return `infos` as a table in plain text."""
-        return grid(
+        infos = self.infos()
+        several = any(i.number > 1 for i in infos)
+        table = grid(
             ["Actor Name", "Rank", "Coords", "Hostname", "Function", "Line No."],
             [
-                [i.actor_name, i.rank, i.coords, i.hostname, i.function, i.lineno]
-                for i in self.infos()
+                [
+                    i.actor_name,
+                    i.place if several else i.rank,
+                    i.coords,
+                    i.hostname,
+                    i.function,
+                    i.lineno,
+                ]
+                for i in infos
             ],
         )
+        names = sorted(name for names in self.editors.values() for name in names)
+        return f"{table}\nIn an editor: {', '.join(names)}" if names else table

@@ -22,6 +22,7 @@ from monarch._spi import (
     Future,
     Request,
     environment,
+    find,
     hook,
     is_engine_frame,
     is_package_frame,
@@ -32,6 +33,8 @@ from monarch._spi import (
 
 if TYPE_CHECKING:
     import asyncio
+
+    from typing_extensions import NotRequired
 
     from monarch._spi import Cell, Frame, FrameLink, Proc
 
@@ -58,6 +61,7 @@ class Activity(TypedDict):
     """One thing that an actor, or the script, does: an endpoint, for so many seconds, and where.
 
     `place` is the innermost line outside the standard library, `stack` all lines of the program.
+    `debugged`: a debugger has stopped it there.
     """
 
     endpoint: str
@@ -65,6 +69,7 @@ class Activity(TypedDict):
     place: str
     stack: list[str]
     wait: Wait | None
+    debugged: NotRequired[bool]
 
 
 class ActorAccount(TypedDict):
@@ -219,7 +224,14 @@ def _doing(cell: Cell, frame: FrameType | None) -> Iterator[Activity]:
     now = environment.current.now()
     current = cell.current
     name = route(current[1].meta)[0] if current is not None else ""
-    found = _activity(name, now - cell.began, _thread_frames(frame), _wait_of_thread(frame))
+    stopped_at = find("stopped_at")
+    stopped = None if stopped_at is None else stopped_at(frame)
+    if stopped is not None:
+        found = _activity(name, now - cell.began, _thread_frames(stopped), None)
+        found["debugged"] = True
+    else:
+        wait = _wait_of_thread(frame)
+        found = _activity(name, now - cell.began, _thread_frames(frame), wait)
     if cell.serving is not None and not found["stack"]:  # suspended, or it polls its loop
         steps = list(suspended_frames(cell.serving))
         found = _activity(name, now - cell.began, steps, _wait_of_steps(steps))

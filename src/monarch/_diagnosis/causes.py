@@ -32,7 +32,7 @@ class Cause:
     """The end of one or more chains of waits.
 
     Attributes:
-        kind: ``busy``, ``silent`` (its process does not answer), ``queued`` (it has messages and
+        kind: ``busy``, ``debugged`` (a debugger has stopped it), ``silent`` (its process does not answer), ``queued`` (it has messages and
             handles none), ``idle``, ``unknown`` (there is no such actor now), or ``circle``.
         place: the actor.
         through: the actors of the chain, from the first wait to the cause.
@@ -118,8 +118,11 @@ class Search:
         if actor is None:
             return Cause("unknown", place, path)
         if actor["doing"]:
-            longest = max(actor["doing"], key=lambda activity: activity["seconds"] or 0.0)
-            return Cause("busy", place, path, longest)
+            longest = max(
+                actor["doing"],
+                key=lambda activity: (activity.get("debugged", False), activity["seconds"] or 0.0),
+            )
+            return Cause("debugged" if longest.get("debugged", False) else "busy", place, path, longest)
         return Cause("queued" if actor["queued"] else "idle", place, path)
 
     def _activities(self, place: Place) -> list[Activity]:

@@ -86,6 +86,7 @@ class Diagnosis:
             self._summary(),
             *self._of_script(),
             *self._of_silence(),
+            *self._of_activities("At a breakpoint", self._debugged(), self._busy_line),
             *self._of_activities("Busy", self._busy(), self._busy_line),
             *self._of_activities("Waiting", self._waiting(), self._waiting_line),
             *self._of_mailboxes(),
@@ -98,12 +99,14 @@ class Diagnosis:
     def _summary(self) -> str:
         hosts = {member.host for member in self.processes}
         actors = list(self._users())
+        debugged = len({id(actor) for actor, _ in self._debugged()})
         busy = len({id(actor) for actor, _ in self._busy()})
         waiting = len({id(actor) for actor, _ in self._waiting()})
-        idle = len(actors) - busy - waiting
+        idle = max(0, len(actors) - debugged - busy - waiting)
+        stopped = f"{debugged} at a breakpoint, " if debugged else ""
         return (
             f"{_count(len(self.processes), 'process')} on {_count(len(hosts), 'host')}, "
-            f"{_count(len(actors), 'actor')}: {busy} busy, {waiting} waiting, {max(idle, 0)} idle"
+            f"{_count(len(actors), 'actor')}: {stopped}{busy} busy, {waiting} waiting, {idle} idle"
         )
 
     def _of_script(self) -> Iterator[str]:
@@ -140,6 +143,10 @@ class Diagnosis:
                 yield f"    it waits for {activity['wait']['call']}"
             for line in activity["stack"][:_STACK]:
                 yield f"    {_short(line)}"
+        elif cause.kind == "debugged" and cause.activity is not None:
+            at = _short(cause.activity["place"])
+            yield f"  because {name} is at a breakpoint, {at}{self._where(cause.place)}"
+            yield "    to debug it: monarch debug"
         elif cause.kind == "silent":
             yield f"  because {self._silence(self._members[cause.place.process], cause.place)}"
         elif cause.kind == "queued":
@@ -239,10 +246,17 @@ class Diagnosis:
             if not actor["system"]:
                 yield actor
 
+    def _debugged(self) -> Iterator[tuple[ActorAccount, Activity]]:
+        for actor in self._users():
+            for activity in actor["doing"]:
+                if activity.get("debugged", False):
+                    yield actor, activity
+
     def _busy(self) -> Iterator[tuple[ActorAccount, Activity]]:
         for actor in self._users():
             for activity in actor["doing"]:
-                if activity["wait"] is None and (activity["seconds"] or 0.0) >= BRIEF:
+                is_idle = activity["wait"] is not None or activity.get("debugged", False)
+                if not is_idle and (activity["seconds"] or 0.0) >= BRIEF:
                     yield actor, activity
 
     def _waiting(self) -> Iterator[tuple[ActorAccount, Activity]]:

@@ -13,7 +13,7 @@ from monarch._diagnosis.diagnosis import BRIEF
 
 __all__ = ["Row", "rows", "summary", "table"]
 
-_ORDER = ("silent", "stopped", "busy", "waiting", "idle")
+_ORDER = ("silent", "stopped", "debugged", "busy", "waiting", "idle")
 
 
 class Row(NamedTuple):
@@ -74,7 +74,9 @@ def _row(name: str, queued: int, doing: Sequence[Mapping[str, Any]], place: Any)
     longest = max(doing, key=lambda activity: activity["seconds"] or 0.0)
     wait = longest["wait"]
     seconds = longest["seconds"]
-    if wait is not None:
+    if longest.get("debugged", False):
+        state, text = "debugged", longest["place"]
+    elif wait is not None:
         state, text = "waiting", f"for {wait['call']}"
         seconds = wait["seconds"] if wait["seconds"] is not None else seconds
     else:

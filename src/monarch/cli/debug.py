@@ -1,7 +1,7 @@
 """``monarch debug``: a terminal for the debugger of a script, whose actors wait in `breakpoint()`.
 
-The debugger speaks lines of text over TCP, so this needs no other program. See `monarch._debug` for
-who may connect.
+The debugger speaks lines of text: at the door of the script, which needs no port, and over TCP. So
+this needs no other program. See `monarch._debug` for who may connect.
 """
 
 from __future__ import annotations
@@ -12,6 +12,12 @@ import os
 import select
 import socket
 import sys
+from typing import TYPE_CHECKING
+
+from monarch.cli.why import chosen
+
+if TYPE_CHECKING:
+    from monarch.cli.script_door import ScriptDoor
 
 __all__ = ["add_debug", "connect", "server_host", "server_port"]
 
@@ -41,22 +47,72 @@ def add_debug(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``monarch debug``."""
     parser.epilog = """\
 examples:
-  monarch debug                    the debugger of a script on this machine
-  monarch debug --port 27001       at another port, which the script has printed
+  monarch debug                    the debugger of the script that runs here
+  monarch debug --pid 4242         of this one, if several run here
+  monarch debug --port 27001       at a port, which the script has printed
+  monarch debug --dap              for VS Code: the ranks that are at a breakpoint
+  monarch debug --dap trainers 0:4           these ranks, also before a breakpoint
+  monarch debug --dap trainers gpus=0 > .vscode/launch.json
+
+Without an option: the only script of this user that runs here, or the only one that uses the job of
+this directory; without a script, the debugger that listens at localhost port 27000, such as the end
+of an ssh tunnel.
 
 In a terminal the line can be edited, Tab completes commands and names of actors, and the arrow
 keys bring back earlier lines. `help` shows the commands. `quit`, Ctrl-C and the end of the input
 leave the debugger; the actors go on waiting, and another `monarch debug` finds them as they are.
+
+--dap prints a launch.json and serves VS Code, or another editor that speaks the Debug Adapter
+Protocol, until Ctrl-C. It needs debugpy where the ranks run: pip install 'pymonarch[debugger]'.
 """
-    parser.add_argument("--host", help="default: MONARCH_DEBUG_SERVER_HOST, or localhost")
-    parser.add_argument("--port", type=int, help="default: MONARCH_DEBUG_SERVER_PORT, or 27000")
+    parser.add_argument(
+        "--dap", action="store_true", help="let an editor attach to ranks, as VS Code does"
+    )
+    parser.add_argument("name", nargs="?", help="with --dap: the actors; default: those that wait")
+    parser.add_argument("ranks", nargs="?", help="with --dap: such as 3, 1,4, 0:8, gpus=(0,2)")
+    parser.add_argument("--pid", type=int, help="the script, if several run on this machine")
+    parser.add_argument("--host", help="where a debugger listens; default: localhost")
+    parser.add_argument(
+        "--port", type=int, help="its port; with --dap: the first port for the editor (5678)"
+    )
     parser.set_defaults(run=_debug)
 
 
 def _debug(options: argparse.Namespace) -> int:
+    if options.dap:
+        from monarch.cli.debug_editor import serve_editors
+        from monarch.cli.script_door import ScriptDoor
+
+        if options.host is not None:
+            raise ValueError("--dap finds the script by its process number (--pid), not by --host")
+        door = ScriptDoor(chosen(options.pid, "debug --dap --pid"))
+        return serve_editors(door, options.name, options.ranks, options.port)
+    if options.name is not None:
+        raise ValueError("actors are named with --dap; the debugger itself shows all of them")
+    named = options.host is not None or options.port is not None
+    if options.pid is not None or not (named or _is_configured()):
+        door = _script(options.pid)
+        if door is not None:
+            _converse(door.console())
+            return 0
     host = server_host() if options.host is None else options.host
     connect(host, server_port() if options.port is None else options.port)
     return 0
+
+
+def _is_configured() -> bool:
+    """Whether the environment says where the debugger listens."""
+    return any(os.environ.get(f"MONARCH_DEBUG_SERVER_{name}") for name in ("HOST", "PORT"))
+
+
+def _script(pid: int | None) -> ScriptDoor | None:
+    """Return the door of the script; None if no script runs on this machine."""
+    from monarch._diagnosis.door import running_scripts
+    from monarch.cli.script_door import ScriptDoor
+
+    if pid is None and (sys.platform != "linux" or not running_scripts()):
+        return None
+    return ScriptDoor(chosen(pid, "debug --pid"))
 
 
 def connect(host: str, port: int) -> None:
@@ -73,6 +129,10 @@ def connect(host: str, port: int) -> None:
             f"no debugger listens at {host} port {port} ({reason}): it starts with the first "
             "breakpoint() in an actor, and the script prints where"
         ) from error
+    _converse(sock)
+
+
+def _converse(sock: socket.socket) -> None:
     with sock:
         sock.settimeout(None)
         if sys.stdin.isatty() and sys.stdout.isatty():

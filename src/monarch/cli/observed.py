@@ -1,4 +1,4 @@
-"""Which script the commands about a running script mean, if several record telemetry."""
+"""Which script the commands about a running script mean, if there are several."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from monarch._observer.places import Place
 
-__all__ = ["observed"]
+__all__ = ["job_users", "observed"]
 
 
 def observed(pid: int | None = None) -> Place:
@@ -22,14 +22,14 @@ def observed(pid: int | None = None) -> Place:
         return wanted(pid)
     except LookupError:
         if pid is None:
-            users = _users()
+            users = job_users()
             ours = [place for place in running() if place.pid in users]
             if len(ours) == 1:
                 return ours[0]
         raise
 
 
-def _users() -> set[int]:
+def job_users() -> set[int]:
     """Return the scripts that use the job of this directory."""
     from monarch.cli.status import saved
     from monarch.job.users import users

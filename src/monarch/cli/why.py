@@ -53,7 +53,10 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def chosen(pid: int | None, command: str = "why") -> int:
-    """Return the script that a command is about; RuntimeError if that is not clear."""
+    """Return the script that a command is about; RuntimeError if that is not clear.
+
+    Without `pid`: the only script, or the only one that uses the job of this directory.
+    """
     return pid if pid is not None else _only(command)
 
 
@@ -85,6 +88,7 @@ def unreachable(pid: int) -> Generator[None, None, None]:
 
 def _only(command: str) -> int:
     from monarch._diagnosis.door import running_scripts
+    from monarch.cli.observed import job_users
 
     if sys.platform != "linux":
         raise RuntimeError("this command needs Linux; call monarch.diagnose() in the script")
@@ -92,6 +96,9 @@ def _only(command: str) -> int:
     if not pids:
         raise RuntimeError("no script of this user runs processes of this library here")
     if len(pids) > 1:
+        ours = sorted(job_users().intersection(pids))
+        if len(ours) == 1:
+            return ours[0]
         rows = "\n".join(f"  monarch {command} {pid}    {_command(pid)}" for pid in pids)
         raise RuntimeError(f"several scripts run here; name one:\n{rows}")
     return pids[0]

@@ -221,6 +221,16 @@ def test_functions_and_classes_that_cannot_be_imported_travel_by_value() -> None
     assert there(Local()).value == 6
 
 
+def test_code_that_travels_by_value_keeps_the_name_of_its_file() -> None:
+    """cloudpickle has dropped it since 3.1.3; here its reducer is one that does so."""
+    code = compile("1", "there.py", "exec")
+    reduced = codec._with_file(lambda _: (tuple, (1, b"x", "<dynamic-code>", "name")), code)
+    assert reduced == (tuple, (1, b"x", "there.py", "name"))
+    function = types.FunctionType(compile("lambda: 1", "there.py", "eval").co_consts[0], {})
+    function.__module__ = "__main__"
+    assert there(function).__code__.co_filename == "there.py"
+
+
 def test_a_function_whose_name_leads_to_another_travels_by_value() -> None:
     """A decorator or a reload leaves such functions."""
 

@@ -294,6 +294,18 @@ def _setter_with(setter: Callable[[type, Any], Any]) -> Any:
     return functools.partial(_set_state, setter)
 
 
+def _with_file(reduce: Callable[[types.CodeType], Any], code: types.CodeType) -> Any:
+    """Reduce a code object as cloudpickle does, and keep the name of its file.
+
+    cloudpickle replaces the name since 3.1.3. Tracebacks and debuggers need it.
+    """
+    make, parts = reduce(code)
+    return make, tuple(
+        code.co_filename if isinstance(part, str) and part == _NO_FILE else part for part in parts
+    )
+
+
+_NO_FILE = "<dynamic-code>"
 _by_value_class: Any = None
 
 
@@ -319,6 +331,7 @@ def by_value_pickler() -> Any:
                 table: dict[type, Any] = {}
                 for reducers in reversed(tables.maps):
                     table.update(reducers)
+                table[types.CodeType] = functools.partial(_with_file, table[types.CodeType])
                 self.dispatch_table = table
                 super().__init__(file, protocol=protocol, buffer_callback=buffer_callback)
 

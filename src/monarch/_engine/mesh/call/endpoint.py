@@ -37,6 +37,7 @@ from monarch._engine.base.features import hook
 from monarch._engine.mesh.call.context import context
 from monarch._engine.mesh.call.misuse import Misused
 from monarch._engine.mesh.call.undeliverable import ReturnPort, give_back
+from monarch._engine.mesh.results.expiry import expire
 from monarch._engine.mesh.results.future import PENDING, RAW, Future
 from monarch._engine.mesh.results.gather import Gather
 from monarch._engine.mesh.results.reply import (
@@ -848,7 +849,7 @@ class _OptionedEndpoint(ActorEndpoint[P, R_co]):
     """An endpoint with options: overrides the two places where calls begin, to set their deadline.
 
     A deadline is a timer of the caller's reactor, set by the send and cancelled when the call is
-    settled. The called actors do not learn of it; a later answer finds its port closed. Calls
+    settled. It moves by the time in which a debugger has stopped the program (`expire`). The called actors do not learn of it; a later answer finds its port closed. Calls
     without options have no code for deadlines.
     """
 
@@ -905,7 +906,8 @@ class _OptionedEndpoint(ActorEndpoint[P, R_co]):
         if self._timeout is None or waiting._phase != PENDING:
             return
         # The send itself may have waited.
-        timer = self.proc.reactor.call_at(began + self._timeout, waiting._expire)
+        end = functools.partial(expire, self.proc.reactor, waiting, self._timeout, began)
+        timer = self.proc.reactor.call_at(began + self._timeout, end)
         waiting._notify(timer.cancel)
 
 

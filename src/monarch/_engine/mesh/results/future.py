@@ -30,6 +30,7 @@ from monarch._engine.base.errors import user_stacklevel
 from monarch._engine.mesh.results.faults import Faults, set_looks
 from monarch._engine.runtime.agent.client import client_proc
 from monarch._engine.runtime.io import environment as environments
+from monarch._engine.runtime.proc.time_limit import time_left
 
 if TYPE_CHECKING:
     import asyncio
@@ -82,6 +83,7 @@ class Future(Generic[R_co]):
     def get(self, timeout: float | None = None) -> R_co:
         """Return the result; block the calling thread until it is there, at most `timeout` seconds.
 
+        Time in which `monarch debug` has stopped a rank of the program does not count.
         Raises the exception of the operation, or TimeoutError: the operation goes on, and a later
         `get` or `await` still returns its result. Inside a running event loop it warns, since it
         blocks the loop: use ``await``.
@@ -296,7 +298,7 @@ class Future(Generic[R_co]):
         self._drive(timeout)
         if self._phase != PENDING:
             return
-        since = environments.current.now()  # noqa: F841  # pyright: ignore[reportUnusedVariable]
+        since = environments.current.now()
         parker = environments.current.parker()
         self._parked.append(parker.release)
         if self._phase != PENDING:
@@ -313,7 +315,7 @@ class Future(Generic[R_co]):
                         raise _refused.pop(parker)
                     return
                 if left is not None:
-                    left = left - wait or -1.0
+                    left = left - wait or (timeout and time_left(timeout, since)) or -1.0
         except BaseException:
             self._give_up(parker.release)
             raise

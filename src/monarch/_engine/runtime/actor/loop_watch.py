@@ -3,7 +3,7 @@
 Then no message, task or supervision of the actor makes progress, without any error. While the actor
 has work, `Pulse` posts a callback to its loop and checks for it four times in the time allowed. A
 blocked loop is reported and not failed: the actor may be computing a result, although with the
-wrong means.
+wrong means. A loop that a debugger has stopped is not reported.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import traceback
 from typing import TYPE_CHECKING
 
 from monarch._engine.base.crash import is_runtime_frame
+from monarch._engine.base.features import find
 from monarch._engine.base.settings import settings
 from monarch._engine.runtime.actor.cell import Cell
 from monarch._engine.runtime.io import environment as environments
@@ -67,7 +68,10 @@ class Pulse:
             self._gate.post(self._turned, None)
         elif not self._told:
             self._looks += 1
-            if self._looks == _CHECKS:
+            if self._looks == _CHECKS and self._is_debugged():
+                self._looks = 0
+                self._asked = environments.current.now()
+            elif self._looks == _CHECKS:
                 self._told = True
                 self._report(environments.current.now() - asked)
         self._later()
@@ -79,6 +83,11 @@ class Pulse:
             self._told = False
             seconds = environments.current.now() - asked
             _say(f"the event loop of {self._name} turns again, after {seconds:.1f} s")
+
+    def _is_debugged(self) -> bool:
+        stopped_at = find("stopped_at")
+        frame = sys._current_frames().get(self._cell.thread_id)
+        return stopped_at is not None and stopped_at(frame) is not None
 
     @property
     def _name(self) -> str:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch._engine.base.errors import BackpressureError
 from monarch._engine.base.settings import settings
+from monarch._engine.runtime.proc.time_limit import wait_within
 from monarch._engine.transport.frame_link import FrameLink
 from monarch._engine.wire.codec import Payload
 from monarch._engine.wire.frame import CAST, CONTROL, FIRST, ONCE, SEGMENT, Frame, pack
@@ -155,7 +156,7 @@ class Casting:
             return
         most = settings.backpressure_timeout
         patience = most if patience is None else min(patience, most)
-        if not gate.wait(patience):
+        if not wait_within(patience, gate.wait):
             raise BackpressureError(
                 f"{who}: the way to other hosts stayed full for {patience:g} s (configuration key "
                 "backpressure_timeout); the network, or a receiver, is too slow"

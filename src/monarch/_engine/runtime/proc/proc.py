@@ -53,6 +53,7 @@ from monarch._engine.runtime.proc.early import EarlyMessages
 from monarch._engine.runtime.proc.links import Gate, LocalLink, LostLink
 from monarch._engine.runtime.proc.ownership import OwnedMesh, Sink, Verdict
 from monarch._engine.runtime.proc.side_stream import Caller, Via
+from monarch._engine.runtime.proc.time_limit import wait_within
 from monarch._engine.runtime.proc.wait_watch import WaitWatch
 from monarch._engine.transport.frame_link import FrameLink, StreamLink
 from monarch._engine.transport.link import Link
@@ -304,7 +305,7 @@ class Proc:
             )
         gate = link.paused.get(dest)
         patience = self._patience if patience is None else min(patience, self._patience)
-        if gate is not None and not gate.wait(patience):
+        if gate is not None and not wait_within(patience, gate.wait):
             raise BackpressureError(
                 f"{who}: the receiver's mailbox stayed full for {patience:g} s "
                 "(configuration keys mailbox_limit, backpressure_timeout); it is stuck or too slow"

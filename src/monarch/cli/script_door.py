@@ -1,0 +1,81 @@
+"""The door of a running script, for the commands that debug it."""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+from typing import Any, Protocol
+
+from monarch.cli.why import diagnosis_of, unreachable
+
+__all__ = ["Door", "ScriptDoor", "read_all"]
+
+_PATIENCE = 8.0  # seconds
+_STARTING = 70.0  # seconds for debugpy to be loaded
+_CHECKED = 100  # processes in a request, which is short
+
+
+class Door(Protocol):
+    """The way to the debugger of a script, see `monarch._debug.door`."""
+
+    def console(self) -> socket.socket:
+        """Return a connection to the debugger. Raises RuntimeError, with the reason."""
+        ...
+
+    def diagnosis(self) -> dict[str, Any]:
+        """Return the diagnosis of the script, as data."""
+        ...
+
+    def check(self, uids: list[int]) -> list[dict[str, Any]]:
+        """Return for each process where it runs, and why no editor can attach, if so."""
+        ...
+
+    def editor(self, uid: int) -> socket.socket:
+        """Return a stream to the debugpy of a process. Raises RuntimeError, with the reason."""
+        ...
+
+
+class ScriptDoor:
+    """The door of a script of this machine."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+
+    def console(self) -> socket.socket:
+        sock = self._ask("console")
+        select.select([sock], [], [], _PATIENCE)  # what is typed before would be part of the request
+        return sock
+
+    def diagnosis(self) -> dict[str, Any]:
+        return diagnosis_of(self._pid)
+
+    def check(self, uids: list[int]) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        for at in range(0, len(uids), _CHECKED):
+            with self._ask("check", uids=uids[at : at + _CHECKED]) as answer:
+                found += json.loads(read_all(answer))
+        return found
+
+    def editor(self, uid: int) -> socket.socket:
+        with self._ask("editor", timeout=_STARTING, uid=uid) as answer:
+            data, fds, _, _ = socket.recv_fds(answer, 1 << 16, 1)
+        if not fds:
+            raise RuntimeError(data.decode(errors="replace") or "the script has closed its door")
+        return socket.socket(fileno=fds[0])
+
+    def _ask(self, what: str, timeout: float = _PATIENCE, **more: Any) -> socket.socket:
+        from monarch._diagnosis.door import knock
+
+        with unreachable(self._pid):
+            sock = knock(self._pid, {"ask": "debug", "for": what, **more}, timeout)
+        sock.settimeout(timeout)
+        return sock
+
+
+def read_all(sock: socket.socket) -> bytes:
+    """Return what comes until the end of a connection."""
+    data = bytearray()
+    while chunk := sock.recv(1 << 16):
+        data += chunk
+    return bytes(data)
