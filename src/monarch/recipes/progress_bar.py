@@ -104,7 +104,7 @@ class _Meter:
         of = "" if self.total is None else f"/{self.total:,}"
         parts = [f"{self.done:,}{of} in {_duration(taken)}"]
         if rate:
-            parts.append(f"{rate:,.3g}/s" if rate >= 1 else f"{1 / rate:.3g} s each")
+            parts.append(_pace(rate))
         if rate and self.total is not None and not over:
             left = max(0, self.total - self.done)
             parts.append(f"{_duration(left / rate)} left")
@@ -126,6 +126,12 @@ def _has_failed(item: Any) -> bool:
     if not (hasattr(item, "done") and hasattr(item, "exception")):
         return False
     return item.done() and (item.cancelled() or item.exception() is not None)
+
+
+def _pace(rate: float) -> str:
+    if rate >= 100:
+        return f"{rate:,.0f}/s"
+    return f"{rate:.3g}/s" if rate >= 1 else f"{1 / rate:.3g} s each"
 
 
 def _duration(seconds: float) -> str:

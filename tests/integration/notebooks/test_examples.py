@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.notebooks.kernel import Kernel
+from tests.integration.notebooks.kernel import Cell, Kernel
 
 FOLDER = Path(__file__).resolve().parents[3] / "examples" / "notebooks"
 
@@ -23,11 +23,16 @@ def cells_of(name: str) -> list[dict[str, Any]]:
     return cells
 
 
+def outcomes(kernel: Kernel, name: str) -> list[Cell]:
+    """Run the cells of a notebook, none of which may end with an error."""
+    code = ["".join(cell["source"]) for cell in cells_of(name) if "outputs" in cell]
+    found = [kernel.run(source) for source in code]
+    assert [cell.error for cell in found] == [""] * len(code)
+    return found
+
+
 def test_first_steps(kernel: Kernel) -> None:
-    code = ["".join(cell["source"]) for cell in cells_of("first_steps.ipynb") if "outputs" in cell]
-    outcomes = [kernel.run(source) for source in code]
-    assert [outcome.error for outcome in outcomes] == [""] * len(code)
-    spawned, called, total, error, again, _ = outcomes
+    spawned, called, total, error, again, _ = outcomes(kernel, "first_steps.ipynb")
     assert "<b>ActorMesh</b> {rows: 2, columns: 4}" in spawned.shown[0]["text/html"]
     assert called.text.count("now at") == 8
     assert "min 100, median 117.5, max 135" in called.shown[0]["text/html"]
@@ -61,10 +66,7 @@ def slurm() -> Iterator[None]:
 @pytest.mark.slow
 def test_slurm(slurm: None, kernel: Kernel) -> None:
     pytest.importorskip("torch")
-    code = ["".join(cell["source"]) for cell in cells_of("slurm.ipynb") if "outputs" in cell]
-    outcomes = [kernel.run(source) for source in code]
-    assert [outcome.error for outcome in outcomes] == [""] * len(code)
-    _, joined, sums, trained, _ = outcomes
+    _, joined, sums, trained, _ = outcomes(kernel, "slurm.ipynb")
     assert joined.text == ""  # no warning about a wait inside of this package
     assert re.findall(r"'(n\d)'", joined.shown[0]["text/plain"]) == ["n0", "n0", "n1", "n1"]
     assert re.findall(r"\((6\.0), ", sums.shown[0]["text/plain"]) == ["6.0"] * 4
@@ -72,6 +74,20 @@ def test_slurm(slurm: None, kernel: Kernel) -> None:
     assert len(losses) == 5
     assert losses[0] > 0.1
     assert losses[-1] < 0.01
+
+
+@pytest.mark.failures
+def test_failures(kernel: Kernel) -> None:
+    _, slow, error, partial, lost, others, safe, _ = outcomes(kernel, "failures.ipynb")
+    assert "waiting for gpus=" in slow.progress[0]["text/plain"]
+    assert "workers{'gpus': 2/4}" in error.text
+    assert "ZeroDivisionError('division by zero')" in error.text
+    assert partial.shown[0]["text/html"].count("ActorError") == 1
+    assert "exited with non-zero code 7" in lost.text
+    assert lost.shown[0]["text/html"].count("the process has ended") == 1
+    assert others.shown[0]["text/plain"] == "['done', 'done', 'done']"
+    assert safe.text == "SupervisionError\n"
+    assert safe.shown[0]["text/plain"] == "['done', 'done']"
 
 
 def test_notebooks_are_kept_without_outputs() -> None:
