@@ -432,6 +432,21 @@ def test_training_on_pods(
     assert not cluster.objects
 
 
+@pytest.mark.torch
+@pytest.mark.slow
+@with_kubernetes
+@with_ddp
+def test_spmd_job_in_a_pod(cluster: Cluster, tmp_path: Path) -> None:
+    options = ["namespace=ml", "image=train:1", f"kubeconfig={cluster.kubeconfig()}"]
+    options.append("port_forward=false")
+    words = ["--procs=2", "--runs=1", "--scheduler=k8s"]
+    words += [f"--option={option}" for option in options]
+    done = example("spmd_job", *words, cwd=tmp_path)
+    assert number(r"test accuracy: ([\d.]+)", done.stdout + done.stderr) >= 0.95
+    assert "pods" in {plural for _, plural, _, _ in cluster.events}
+    assert not cluster.objects
+
+
 @with_kubernetes
 def test_hello_kubernetes_says_why_it_cannot(cluster: Cluster, tmp_path: Path) -> None:
     inside = hello_kubernetes(cluster, cwd=tmp_path, returncode=1)
