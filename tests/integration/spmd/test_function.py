@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import importlib
 import os
 import signal
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from monarch.actor import ActorError, Channel, SupervisionError, this_host
-from monarch.spmd import run_function
+from monarch.spmd import function, run_function
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -81,19 +82,42 @@ def test_another_exit_is_an_error(procs: Any) -> None:
         run_function(procs, fails_on_1, SystemExit(3), False)
 
 
+def test_the_example_prints_what_it_shows() -> None:
+    assert doctest.testmod(function).failed == 0
+
+
 def test_what_is_no_function_is_refused(procs: Any) -> None:
     with pytest.raises(TypeError, match="is none"):
         run_function(procs, "train.py")  # type: ignore[arg-type]
 
 
 def test_a_function_that_cannot_be_read_is_named(procs: Any, tmp_path: Path) -> None:
-    (tmp_path / "only_here.py").write_text("def function(): pass")
+    (tmp_path / "only_here.py").write_text("def unknown(): pass")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(tmp_path))
-        function = importlib.import_module("only_here").function
+        unknown = importlib.import_module("only_here").unknown
         with pytest.raises(ModuleNotFoundError, match="only_here"):
-            run_function(procs, function)
+            run_function(procs, unknown)
     assert run_function(procs, total, 1.0).values()[0][0] == 3.0
+
+
+def test_a_rank_that_goes_on_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(function, "_PATIENCE", 0.5)
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+
+    def goes_on(gate: Path) -> None:
+        if os.environ["RANK"] == "1":
+            raise ValueError("batch 7 is empty")
+        gate.read_bytes()  # waits for the test
+
+    procs = this_host().spawn_procs({"gpus": 2})
+    with pytest.raises(ValueError, match="batch 7 is empty"):
+        run_function(procs, goes_on, gate)
+    with pytest.raises(ValueError, match=r"len cannot run: .*goes_on.* still runs"):
+        run_function(procs, len, "")
+    gate.write_bytes(b"")
+    procs.stop().get(timeout=WAIT)
 
 
 def test_an_interrupt_ends_the_wait_and_the_functions(procs: Any) -> None:
