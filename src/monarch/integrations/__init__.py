@@ -1,6 +1,6 @@
-"""Parts that other libraries need in order to work with meshes, one module or folder for each.
+"""Other libraries on meshes, one module or folder for each; each needs the extra of its name.
 
-- `monarch.integrations.pytest`: a plugin of pytest; meshes as fixtures, tests in the simulator.
+- `pytest`: a plugin: meshes as fixtures, tests in the simulator, leaks and failures found.
 
-docs/integrations.md describes these, and the libraries that need no code of ours.
+docs/integrations.md has them at work, and the libraries that need no code of ours.
 """
