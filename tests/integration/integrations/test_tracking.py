@@ -17,7 +17,7 @@ pytest.importorskip("tensorboard", reason="needs tensorboard")
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
-PROGRAM = Path(__file__).resolve().parents[2] / "examples" / "tracking.py"
+PROGRAM = Path(__file__).resolve().parents[3] / "examples" / "tracking.py"
 BLOCK, HEADER = 32768, 7  # of a log in the format of LevelDB
 
 

@@ -22,7 +22,7 @@ from tests.processes import files_of_processes
 httpx = pytest.importorskip("httpx", reason="needs httpx")
 pytest.importorskip("fastapi", reason="needs fastapi")
 
-PROGRAM = Path(__file__).resolve().parents[2] / "examples" / "fastapi_service.py"
+PROGRAM = Path(__file__).resolve().parents[3] / "examples" / "fastapi_service.py"
 WAIT = 60.0
 SLOW = {"prompt": "We", "words": 1000, "pause": 0.05}
 
