@@ -23,6 +23,10 @@ ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"(\]\()([^)\s#:]+)((?:#[^)\s]*)?\))")
 _CODE = re.compile(r"^( *)(```+).*?^\1\2$", re.MULTILINE | re.DOTALL)
 
+_ERROR = re.compile(
+    r"^## \d+\. ([^\n]+)\n\n<!-- error: ([a-z-]+) -->\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL
+)
+
 made: dict[str, str] = {}
 """The pages that are made here, by their place in the site."""
 
@@ -42,6 +46,7 @@ def on_config(config: MkDocsConfig) -> None:
         if path.suffix in _AS_PAGE and "__pycache__" not in path.parts:
             name = str(path.relative_to(ROOT))
             _add(name, f"{name}.md", f"# {path.name}\n\n{_AS_PAGE[path.suffix](path)}")
+    made.update(_errors())
     made.update(reference.pages())
     everything = [*made, *sorted(_documents())]
     config.nav = _expanded(config.nav, everything, _named(config.nav))
@@ -65,6 +70,20 @@ def _notebook(path: Path) -> str:
 
 
 _AS_PAGE = {".py": _program, ".ipynb": _notebook}
+
+
+def _errors() -> dict[str, str]:
+    """Return a page for each section of docs/mistakes.md that has a name, which is its address.
+
+    The search finds the section, and so leaves out the page.
+    """
+    text = (ROOT / "docs/mistakes.md").read_text()
+    found = {}
+    for title, name, rest in _ERROR.findall(text):
+        place = f"errors/{name}.md"
+        sources[place] = "docs/mistakes.md"
+        found[place] = f"---\nsearch: {{exclude: true}}\n---\n# {title}\n\n{rest}"
+    return found
 
 
 def _documents() -> list[str]:

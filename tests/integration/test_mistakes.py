@@ -15,18 +15,23 @@ from tests.scripts import run_script
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "mistakes.md"
 SECTION = re.compile(
-    r"^## (?P<number>\d+)\. (?P<title>[^\n]+)\n.*?"
+    r"^## (?P<number>\d+)\. (?P<title>[^\n]+)\n\n<!-- error: (?P<page>[a-z-]+) -->\n.*?"
     r"^```python\n(?P<program>.*?)^```\n\n```text\n(?P<error>.*?)^```\n\n\*\*Remedy\.\*\* ",
     re.MULTILINE | re.DOTALL,
 )
 HOME = "/home/me"
-GOES_ON = {"A result that nothing looks at"}
+GOES_ON = {"A result that nothing looks at", "A blocking wait on an event loop"}
 """Mistakes that a script survives: it reports them, and exits with 0."""
+
+ERROR_PAGES = "https://docs.example.org/errors/"
+WITHOUT_LINK = {"index-out-of-range", "no-such-dimension", "no-such-setting"}
+"""Pages of errors that shapes and settings raise, below the code that knows where the pages are."""
 
 
 @dataclass(frozen=True)
 class Mistake:
     title: str
+    page: str
     program: str
     error: str
 
@@ -37,13 +42,22 @@ class Mistake:
 
 
 SECTIONS = list(SECTION.finditer(PAGE.read_text()))
-MISTAKES = [Mistake(found["title"], found["program"], found["error"]) for found in SECTIONS]
+MISTAKES = [Mistake(*found.group("title", "page", "program", "error")) for found in SECTIONS]
 
 
-def test_the_page_has_twenty_sections_and_each_has_its_parts() -> None:
-    assert [int(found["number"]) for found in SECTIONS] == [*range(1, 21)]
-    assert PAGE.read_text().count("\n## ") == 20
+def test_the_sections_of_the_page_have_their_parts() -> None:
+    count = PAGE.read_text().count("\n## ")
+    assert [int(found["number"]) for found in SECTIONS] == [*range(1, count + 1)]
+    assert count >= 20
     assert {mistake.title for mistake in MISTAKES} >= GOES_ON
+
+
+def test_each_page_that_the_code_names_exists() -> None:
+    source = (path.read_text() for path in (PAGE.parents[1] / "src").rglob("*.py"))
+    named = {name for text in source for name in re.findall(r"see_page\([\"']([\w-]+)", text)}
+    pages = [mistake.page for mistake in MISTAKES]
+    assert named | WITHOUT_LINK == {*pages}
+    assert len(pages) == len({*pages})
 
 
 @pytest.mark.failures
@@ -52,9 +66,11 @@ def test_the_error_names_the_line_and_the_remedy(mistake: Mistake, tmp_path: Pat
     script = tmp_path / "train.py"
     script.write_text(mistake.program)
 
-    done = run_script(script, 120)
+    done = run_script(script, 120, MONARCH_ERROR_PAGES=ERROR_PAGES)
 
     assert (done.returncode == 0) == (mistake.title in GOES_ON), done.stderr
-    printed = done.stderr.replace(str(tmp_path), HOME)
+    link = f" (see {ERROR_PAGES}{mistake.page}.html)"
+    assert (link in done.stderr) == (mistake.page not in WITHOUT_LINK), done.stderr
+    printed = done.stderr.replace(str(tmp_path), HOME).replace(link, "")
     if not re.search(mistake.pattern, printed, re.DOTALL):
         assert printed == mistake.error  # the texts differ, and pytest shows where

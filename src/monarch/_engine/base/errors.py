@@ -18,6 +18,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any, cast
 
+from monarch._engine.base.error_page import see_page
 from monarch._engine.base.failure import Failure, MeshFailure
 
 __all__ = [
@@ -393,7 +394,7 @@ class DeadlockError(RuntimeError):
         else:
             lines = [f"{len(self.cycle)} actors wait for each other, so none can ever answer:"]
             lines += [f"  {who} waits for {call} at {place}" for who, call, place in self.cycle]
-        return "\n".join([*lines, _REMEDY])
+        return "\n".join([*lines, _REMEDY + see_page("deadlock")])
 
 
 _REMEDY = (

@@ -329,6 +329,7 @@ class Settings:
     mesh_admin_addr = _text("127.0.0.1:1729", "HYPERACTOR_MESH_ADMIN_ADDR", "where the admin API of a job is served; a port that is taken is replaced by a free one")
     mesh_admin_pyspy_timeout = _seconds("10s", "HYPERACTOR_MESH_ADMIN_PYSPY_TIMEOUT", "how long py-spy may take for the stacks of a process")
     mesh_admin_pyspy_max_profile_duration = _seconds("5m", "HYPERACTOR_MESH_ADMIN_PYSPY_MAX_PROFILE_DURATION", "the longest profile that the admin API makes")
+    error_pages = _text("", "MONARCH_ERROR_PAGES", "the address of the pages of errors, such as https://docs.example.org/errors/ for a site made by `make docs`; texts of errors then lead there")
     postmortem = _boolean(False, "MONARCH_POSTMORTEM", "an endpoint that raises waits for `monarch debug`, in the frame that raised, before its caller gets the error")
     pyspy_bin = _text("", "PYSPY_BIN", "the path of py-spy; empty: the one on PATH, or beside Python")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from monarch._engine.base.address import ChannelAddr
+from monarch._engine.base.error_page import see_page
 from monarch._engine.base.features import find
 
 if TYPE_CHECKING:
@@ -45,5 +46,5 @@ def parse_worker_address(text: str, *, resolve: Resolver | None = None) -> Chann
     except ValueError as error:
         raise InvalidWorkerAddress(
             f'invalid worker address "{text}": {error}; expected a URL such as '
-            "'tcp://host:4444' or 'ipc:///path/of/a/socket'"
+            f"'tcp://host:4444' or 'ipc:///path/of/a/socket'{see_page('no-worker-address')}"
         ) from error

@@ -31,6 +31,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from monarch._engine.base.error_page import see_page
 from monarch._engine.base.errors import PayloadTooLarge, user_stacklevel
 from monarch._engine.wire.bulk import BULK, Bulk
 from monarch._engine.wire.tensor import tensor_reducer
@@ -166,6 +167,7 @@ class Payload:
             raise PayloadTooLarge(
                 f"the message has {self.nbytes} bytes, more than the limit of {limit} "
                 "(configuration key codec_max_frame_length); send it in parts, or raise the limit"
+                f"{see_page('message-too-large')}"
             )
 
 

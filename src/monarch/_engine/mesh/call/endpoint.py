@@ -32,6 +32,7 @@ from typing import (
 )
 
 from monarch._engine.base import instrument
+from monarch._engine.base.error_page import see_page
 from monarch._engine.base.errors import PayloadTooLarge
 from monarch._engine.base.features import hook
 from monarch._engine.mesh.call.context import context
@@ -172,6 +173,7 @@ class EndpointProperty(Generic[P, R_co]):
             f"'EndpointProperty' object is not callable: {self._method.__qualname__} is an "
             "endpoint, which is called through a mesh. Inside its own actor, move the code to a "
             f"plain method and call that (or type(self).{name}._method(self, ...))"
+            f"{see_page('own-endpoint')}"
         )
 
     def __repr__(self) -> str:
@@ -439,6 +441,7 @@ class ActorEndpoint(Generic[P, R_co]):
             raise ValueError(
                 f"call_one requires exactly 1 actor, but mesh has {len(links)}: use "
                 f"{self._call}.call(...) for all, .choose(...) for any of them, or a slice of one"
+                f"{see_page('call-one-of-several')}"
             )
         try:
             return self._one(links, 0, args, kwargs)
@@ -611,7 +614,7 @@ class ActorEndpoint(Generic[P, R_co]):
         adverb = "call_one" if len(self.mesh) == 1 else "call"
         raise TypeError(
             f"'ActorEndpoint' object is not callable: {self._call} is an endpoint; call it with "
-            f"{self._call}.{adverb}(...)"
+            f"{self._call}.{adverb}(...){see_page('endpoint-as-function')}"
         )
 
     @property
@@ -688,7 +691,7 @@ class ActorEndpoint(Generic[P, R_co]):
         return TimeoutError(
             f"{self._silence(self._timeout or 0, ranks, count)}. "
             "The endpoint goes on running there, and what it still answers is dropped. "
-            f"Give it more time with options(timeout=...){hint}."
+            f"Give it more time with options(timeout=...){hint}.{see_page('no-answer')}"
         )
 
     def _send_one(
@@ -943,7 +946,7 @@ class NotAnEndpoint:
         cls, method = self._mesh._class.__qualname__, self._name
         raise AttributeError(
             f"{cls}.{method} is not an endpoint: add @endpoint to it, or use "
-            f"as_endpoint({self._mesh._mesh_name}.{method}).{name}"
+            f"as_endpoint({self._mesh._mesh_name}.{method}).{name}{see_page('not-an-endpoint')}"
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:

@@ -12,6 +12,7 @@ import pickle
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from monarch._engine.base.error_page import see_page
 from monarch._engine.base.errors import is_engine_frame
 from monarch._engine.base.settings import settings
 from monarch._engine.wire.unsendable import first_unsendable
@@ -52,16 +53,19 @@ class Misused(Exception):
         while trace is not None and is_engine_frame(trace.tb_frame.f_code.co_filename):
             trace = trace.tb_next
         if self.arguments is None:
-            return TypeError(f"{call}{signature_text(signature)}: {error}")
+            return TypeError(
+                f"{call}{signature_text(signature)}: {error}{see_page('wrong-arguments')}"
+            )
         if type(error) not in _REWORDED:  # raised by the program's own pickling code
             return error.with_traceback(trace)
         named = [*_named(*self.arguments, signature), *([("", cls)] if cls else ())]
         found = first_unsendable(named)
+        page = see_page("argument-cannot-be-sent")
         if found is None:
-            return type(error)(f"{call} cannot be sent: {error}")
+            return type(error)(f"{call} cannot be sent: {error}{page}")
         path, reason = found
         culprit = f"{call}{path}" if path[:1] in ("", ".") else f"argument {path} of {call}"
-        return type(error)(f"{culprit}, {reason}")
+        return type(error)(f"{culprit}, {reason}{page}")
 
     @property
     def cause(self) -> BaseException | None:
@@ -98,7 +102,8 @@ def no_such_endpoint(actor: type, name: str, endpoints: list[str]) -> AttributeE
     close = close or difflib.get_close_matches(name, _MEMBERS, 1)
     hint = f"; did you mean {close[0]}?" if close else ""
     known = f"endpoints: {', '.join(endpoints)}" if endpoints else "it has no endpoints"
-    return AttributeError(f"{actor.__qualname__} has no endpoint {name}{hint} ({known})")
+    page = see_page("no-such-endpoint")
+    return AttributeError(f"{actor.__qualname__} has no endpoint {name}{hint} ({known}){page}")
 
 
 def _named(

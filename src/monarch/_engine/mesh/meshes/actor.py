@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from monarch._engine.base import features
+from monarch._engine.base.error_page import see_page
 from monarch._engine.base.errors import format_remote, headline
 from monarch._engine.base.settings import settings
 from monarch._engine.mesh.call.context import CreatorInstance, Instance, context, enter
@@ -150,7 +151,7 @@ def check_actor_class(cls: type) -> bool:
     if asyncs and syncs:
         raise ValueError(
             f"{cls} mixes both async and sync endpoints. Make them all async or all sync.\n"
-            f"sync: {syncs}\nasync: {asyncs}"
+            f"sync: {syncs}\nasync: {asyncs}{see_page('mixed-endpoints')}"
         )
     cleanup = hook(cls, "__cleanup__")
     if cleanup is not None and is_async(cleanup) != (not syncs):

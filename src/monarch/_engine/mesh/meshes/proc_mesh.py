@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar
 
+from monarch._engine.base.error_page import see_page
 from monarch._engine.base.errors import SupervisionError
 from monarch._engine.base.failure import Failure
 from monarch._engine.base.features import hook, picture
@@ -389,7 +390,7 @@ def _rebuild(base: int, name: str, shape: Shape, hosts: HostMesh | None, per_hos
 
 
 def _already_stopped() -> RuntimeError:
-    return RuntimeError("`ProcMesh` has already been stopped")
+    return RuntimeError(f"`ProcMesh` has already been stopped{see_page('mesh-stopped')}")
 
 
 def check_constructor(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> type[Actor]:
@@ -405,6 +406,7 @@ def check_constructor(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         )
         raise ValueError(  # noqa: TRY004 - the interface's choice
             f"{cls!r} must subclass monarch.service.Actor to spawn it. {hint}"
+            f"{see_page('not-an-actor')}"
         )
     if "__init__" in cls.__dict__ or cls.__init__ is not object.__init__:
         signature = constructor_signature(cls)

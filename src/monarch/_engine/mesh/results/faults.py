@@ -36,6 +36,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, cast
 
+from monarch._engine.base.error_page import see_page
 from monarch._engine.base.errors import ActorError, SupervisionError
 from monarch._engine.base.failure import Failure, MeshFailure
 from monarch._engine.base.verdict import Verdict
@@ -200,7 +201,8 @@ class Faults:
             when = time.strftime("%Y-%m-%d %H:%M:%S")
             text = (
                 f"Unhandled monarch error on the root actor, hostname={socket.gethostname()}, "
-                f"PID={os.getpid()} at time {when}:\n{failure.report()}\n{remedy}\n"
+                f"PID={os.getpid()} at time {when}:\n{failure.report()}\n{remedy}"
+                f"{see_page('unhandled-failure')}\n"
             )
             self._name(root)
             is_new = True

@@ -26,6 +26,7 @@ import warnings
 from collections.abc import Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar
 
+from monarch._engine.base.error_page import see_page
 from monarch._engine.base.errors import user_stacklevel
 from monarch._engine.mesh.results.faults import Faults, set_looks
 from monarch._engine.runtime.agent.client import client_proc
@@ -322,7 +323,8 @@ class Future(Generic[R_co]):
         self._give_up(parker.release)
         if self._phase == PENDING:  # otherwise the result arrived while this thread gave up
             late = self._overdue(timeout or 0)
-            raise TimeoutError(f"{late}; a later get() or await still has it when it comes")
+            page = see_page("no-answer")
+            raise TimeoutError(f"{late}; a later get() or await still has it when it comes{page}")
 
     def _overdue(self, timeout: float) -> str:
         """Return the text that there was no result within `timeout`."""
@@ -427,7 +429,7 @@ _LOOK = "get() its result first, or await it"
 
 def _refuse(operator: str) -> Callable[..., NoReturn]:
     def refuse(*_operands: Any) -> NoReturn:
-        raise TypeError(f"a Future has no {operator}: {_LOOK}")
+        raise TypeError(f"a Future has no {operator}: {_LOOK}{see_page('future-as-value')}")
 
     return refuse
 
@@ -515,7 +517,7 @@ def _warn_blocking() -> None:
     """Warn once per line of the program that blocks, unless it filters warnings otherwise."""
     warnings.warn(
         "Future.get() was called from within an active event loop. It blocks the loop and every "
-        "task on it; use `await` instead.",
+        f"task on it; use `await` instead.{see_page('blocking-wait')}",
         UserWarning,
         stacklevel=user_stacklevel(),
     )

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from monarch._engine.base.error_page import see_page
 from monarch._engine.base.errors import ActorError, headline
 from monarch._engine.base.settings import settings
 from monarch._engine.runtime.agent.client import current_proc
@@ -102,7 +103,7 @@ class _Lost:
         _write(
             f"{name} failed and its result was never retrieved: {text}{where}. To handle it, get() "
             "or await what the call returned; configure(report_unobserved_errors=False) turns this "
-            "report off."
+            f"report off.{see_page('result-never-retrieved')}"
         )
 
 

@@ -34,6 +34,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch._engine.base import instrument
+from monarch._engine.base.error_page import see_page
 from monarch._engine.base.errors import format_all, format_remote, headline, is_ours
 from monarch._engine.base.failure import Failure
 from monarch._engine.base.settings import settings
@@ -447,7 +448,7 @@ class Cell:
         """Return the failure of this actor by an exception."""
         text = f"actor explicitly aborted due to: {headline(error)}"
         if self.behaviour is None:
-            text += " (its constructor raised)"
+            text += f" (its constructor raised){see_page('constructor-raised')}"
         return self.own_failure(text, trace=format_remote(error))
 
     def unable_to_start(self, error: RuntimeError) -> None:

@@ -20,6 +20,7 @@ import sys
 from typing import TYPE_CHECKING, Any, cast
 
 from monarch._engine.base import instrument
+from monarch._engine.base.error_page import see_page
 from monarch._engine.base.errors import (
     ActorError,
     BackpressureError,
@@ -284,7 +285,7 @@ def _unsendable(error: UnsendableResult, call: str, function: Any) -> Exception:
         call += f" (at {code.co_filename}:{code.co_firstlineno})"
     kind = TypeError if isinstance(error.error, TypeError) else pickle.PicklingError
     path, reason = first_unsendable([("", error.value)]) or ("", f"cannot be sent: {error.error}")
-    told = kind(f"the result{path} of {call}, {reason}")
+    told = kind(f"the result{path} of {call}, {reason}{see_page('result-cannot-be-sent')}")
     if not is_ours(error.error) and not reason.endswith(REMEDY):  # the program's own pickling code
         told.__cause__ = error.error
     return told

@@ -33,6 +33,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from monarch._engine.base.address import ChannelAddr
+from monarch._engine.base.error_page import see_page
 from monarch._engine.base.settings import settings
 from monarch._engine.protocol.session.handshake import (
     NO_SECRET,
@@ -242,7 +243,10 @@ def why_unreachable(error: OSError, timeout: float) -> str:
             "listens there is no worker"
         )
     if isinstance(error, ConnectionRefusedError):
-        return f"{text}: the host is up, and nothing listens there; start `monarch worker` on it"
+        page = see_page("worker-not-running")
+        return (
+            f"{text}: the host is up, and nothing listens there; start `monarch worker` on it{page}"
+        )
     if isinstance(error, FileNotFoundError):
         return f"{text}: no worker has made that socket on this machine"
     return text

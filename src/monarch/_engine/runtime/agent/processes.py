@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from monarch._engine.base.crash import crash_trace
+from monarch._engine.base.error_page import see_page
 from monarch._engine.base.verdict import FAILED, NOT_CREATED, SYSTEM, Verdict
 from monarch._engine.launch import black_box
 from monarch._engine.launch.exit_status import describe, why_exited
@@ -273,7 +274,9 @@ class Processes:
         trace = crash_trace(black_box.read(process.box)) if crashed else ""
         # Advise only if the proc failed without a trace and nothing else explains the failure.
         known = trace or killer or process.killed or process.remembered
-        advice = "" if cause != SYSTEM or kind != FAILED or known else _ADVICE
+        advice = (
+            "" if cause != SYSTEM or kind != FAILED or known else _ADVICE + see_page("process-lost")
+        )
         verdict = self.verdict(process.uid, kind, text, cause)
         return verdict._replace(trace=trace, advice=advice, code=code)
 

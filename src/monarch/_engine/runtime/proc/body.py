@@ -13,6 +13,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+from monarch._engine.base.error_page import see_page
 from monarch._engine.transport.segment import open_parts
 from monarch._engine.wire.codec import Payload, decode
 
@@ -131,7 +132,7 @@ def unreadable(error: ImportError | AttributeError | SystemExit, what: str) -> E
     else:
         told = ModuleNotFoundError(
             f"{text}. Have the module there: install it, put its directory into PYTHONPATH, or "
-            "send that with HostMesh.sync_workspace",
+            f"send that with HostMesh.sync_workspace{see_page('module-missing')}",
             name=error.name,
         )
     return told.with_traceback(error.__traceback__)

@@ -32,6 +32,7 @@ from collections import deque
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
+from monarch._engine.base.error_page import see_page
 from monarch._engine.base.errors import (
     BackpressureError,
     ProtocolError,
@@ -309,6 +310,7 @@ class Proc:
             raise BackpressureError(
                 f"{who}: the receiver's mailbox stayed full for {patience:g} s "
                 "(configuration keys mailbox_limit, backpressure_timeout); it is stuck or too slow"
+                f"{see_page('receiver-full')}"
             )
 
     def wait_room(self, link: FrameLink) -> None:
