@@ -12,8 +12,8 @@ import json
 import socket
 from typing import Any
 
-from monarch._debug import desk
 from monarch._debug.editor import PURPOSE, SERVICE
+from monarch._debug.service import submit
 from monarch._spi import Refused, Unreachable, ask, open_stream
 
 __all__ = ["serve"]
@@ -40,7 +40,7 @@ def _console(connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError):
             connection.sendall(f"No debugger: {reason}\n".encode())
 
-    desk.submit(lambda controller: controller.welcome(connection), failed)
+    submit(lambda controller: controller.welcome(connection), failed)
 
 
 def _check(uids: list[int]) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import select
 import socket
 from typing import Any, Protocol
@@ -35,22 +36,30 @@ class Door(Protocol):
         """Return a stream to the debugpy of a process. Raises RuntimeError, with the reason."""
         ...
 
+    def lifeline(self) -> int | None:
+        """Return a descriptor that is readable once the script has ended, where there is one."""
+        ...
+
 
 class ScriptDoor:
-    """The door of a script of this machine."""
+    """The door of a script of this machine; implements `Door`."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
 
     def console(self) -> socket.socket:
+        """Return a connection to the debugger."""
         sock = self._ask("console")
-        select.select([sock], [], [], _PATIENCE)  # what is typed before would be part of the request
+        # Lines that are sent before the first answer would be read as a part of the request.
+        select.select([sock], [], [], _PATIENCE)
         return sock
 
     def diagnosis(self) -> dict[str, Any]:
+        """Return the diagnosis of the script."""
         return diagnosis_of(self._pid)
 
     def check(self, uids: list[int]) -> list[dict[str, Any]]:
+        """Return where processes run, and why no editor can attach."""
         found: list[dict[str, Any]] = []
         for at in range(0, len(uids), _CHECKED):
             with self._ask("check", uids=uids[at : at + _CHECKED]) as answer:
@@ -58,11 +67,17 @@ class ScriptDoor:
         return found
 
     def editor(self, uid: int) -> socket.socket:
+        """Return a stream to the debugpy of a process."""
         with self._ask("editor", timeout=_STARTING, uid=uid) as answer:
             data, fds, _, _ = socket.recv_fds(answer, 1 << 16, 1)
         if not fds:
             raise RuntimeError(data.decode(errors="replace") or "the script has closed its door")
         return socket.socket(fileno=fds[0])
+
+    def lifeline(self) -> int | None:
+        """Return a descriptor that is readable once the script has ended."""
+        with unreachable(self._pid):
+            return os.pidfd_open(self._pid)
 
     def _ask(self, what: str, timeout: float = _PATIENCE, **more: Any) -> socket.socket:
         from monarch._diagnosis.door import knock
