@@ -55,8 +55,8 @@ examples:
   monarch debug --dap trainers 0:4           these ranks, also before a breakpoint
   monarch debug --dap trainers gpus=0 > .vscode/launch.json
 
-Without an option: the only script of this user that runs here, or the only one that uses the job of
-this directory. If none runs here: the debugger that listens at localhost port 27000, such as the
+Without an option: the only script of this user that runs here, or else the only one with a rank at
+a breakpoint, or the only one that uses the job of this directory. If none runs here: the debugger that listens at localhost port 27000, such as the
 end of an ssh tunnel; or else the script that runs on a host of the job of this directory (--job).
 
 In a terminal the line can be edited, Tab completes commands and names of actors, and the arrow
@@ -118,11 +118,15 @@ def _debug(options: argparse.Namespace) -> int:
 def _script(pid: int | None) -> ScriptDoor | None:
     """Return the door of the script; None if no script runs on this machine."""
     from monarch._diagnosis.door import running_scripts
-    from monarch.cli.script_door import ScriptDoor
+    from monarch.cli.script_door import ScriptDoor, stopped_ones
 
-    if pid is None and (sys.platform != "linux" or not running_scripts()):
-        return None
-    return ScriptDoor(chosen(pid, "debug --pid"))
+    if pid is None:
+        pids = running_scripts() if sys.platform == "linux" else []
+        if not pids:
+            return None
+        stopped = stopped_ones(pids)
+        pid = stopped[0] if len(stopped) == 1 else chosen(None, "debug --pid")
+    return ScriptDoor(pid)
 
 
 def _far_door(pid: int | None) -> contextlib.AbstractContextManager[Door]:

@@ -19,7 +19,7 @@ from typing import Any
 from monarch import _spi
 from monarch.actor import Actor, endpoint
 from monarch.cli.jobs import _ready
-from monarch.cli.script_door import Door, ScriptDoor
+from monarch.cli.script_door import Door, ScriptDoor, stopped_ones
 from monarch.cli.status import saved
 from monarch.cli.why import command_of
 from monarch.job.carrier import Ends, carry, drop
@@ -40,20 +40,23 @@ def far_door(pid: int | None) -> Generator[Door]:
     meshes = list(_ready(job)._hosts.values())
     procs = [mesh.spawn_procs(name="debug") for mesh in meshes]
     try:
-        found: list[tuple[Any, int, str]] = []
+        found: dict[tuple[str, int], tuple[Any, str]] = {}  # two hosts may be one machine
         for each in procs:
-            knockers = each.spawn("knocker", _Knocker)
-            for rank, scripts in enumerate(knockers.scripts.call(os.getpid()).get().values()):
-                found += [(knockers.flatten("rank").slice(rank=rank), *one) for one in scripts]
-        if pid is not None:
-            found = [one for one in found if one[1] == pid]
+            knockers = each.spawn("knocker", _Knocker).flatten("rank")
+            for rank, scripts in enumerate(knockers.scripts.call(pid, os.getpid()).get().values()):
+                for machine, number, command in scripts:
+                    found[machine, number] = knockers.slice(rank=rank), command
         if not found:
             which = "no script" if pid is None else f"no script with pid {pid}"
             raise RuntimeError(f"{which} runs on the hosts of the job of context {context!r}")
         if len(found) > 1:
-            rows = "\n".join(f"  monarch debug --job --pid {one[1]}    {one[2]}" for one in found)
+            rows = "\n".join(
+                f"  monarch debug --job --pid {number}    {command}, on {machine}"
+                for (machine, number), (_, command) in found.items()
+            )
             raise RuntimeError(f"several scripts run on the hosts of the job; name one:\n{rows}")
-        yield _FarDoor(found[0][0], found[0][1])
+        (((_, number), (knocker, _)),) = found.items()
+        yield _FarDoor(knocker, number)
     finally:
         for each in procs:
             each.stop().get()
@@ -72,11 +75,16 @@ class _Knocker(Actor):
         _spi.serve_streams(_PURPOSE, accept)
 
     @endpoint
-    async def scripts(self, but: int) -> list[tuple[int, str]]:
-        """Return the scripts of this host and their commands; not `but`, if that is asking here."""
+    async def scripts(self, pid: int | None, asking: int) -> list[tuple[str, int, str]]:
+        """Return machine, process number and command of scripts of this host: `pid`, or any.
+
+        Those with a rank at a breakpoint, if there are any; not the process that is `asking`.
+        """
         from monarch._diagnosis.door import running_scripts
 
-        return [(pid, command_of(pid)) for pid in running_scripts() if pid != but]
+        pids = [each for each in running_scripts() if each != asking and pid in (None, each)]
+        pids = await asyncio.to_thread(stopped_ones, pids)
+        return [(socket.gethostname(), each, command_of(each)) for each in pids]
 
     @endpoint
     async def uid(self) -> int:

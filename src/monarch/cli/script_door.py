@@ -10,9 +10,10 @@ from typing import Any, Protocol
 
 from monarch.cli.why import diagnosis_of, unreachable
 
-__all__ = ["Door", "ScriptDoor", "read_all"]
+__all__ = ["Door", "ScriptDoor", "stopped_ones"]
 
 _PATIENCE = 8.0  # seconds
+_BRIEF = 2.0
 _STARTING = 70.0  # seconds for debugpy to be loaded
 _CHECKED = 100  # processes in a request, which is short
 
@@ -63,7 +64,7 @@ class ScriptDoor:
         found: list[dict[str, Any]] = []
         for at in range(0, len(uids), _CHECKED):
             with self._ask("check", uids=uids[at : at + _CHECKED]) as answer:
-                found += json.loads(read_all(answer))
+                found += json.loads(_read_all(answer))
         return found
 
     def editor(self, uid: int) -> socket.socket:
@@ -79,6 +80,14 @@ class ScriptDoor:
         with unreachable(self._pid):
             return os.pidfd_open(self._pid)
 
+    def is_stopped(self) -> bool:
+        """Whether a rank of the script is at a breakpoint; False if the script does not say so."""
+        try:
+            with self._ask("stopped", timeout=_BRIEF) as answer:
+                return _read_all(answer) == b"true"
+        except (OSError, RuntimeError):  # it has ended, or hangs
+            return False
+
     def _ask(self, what: str, timeout: float = _PATIENCE, **more: Any) -> socket.socket:
         from monarch._diagnosis.door import knock
 
@@ -88,7 +97,13 @@ class ScriptDoor:
         return sock
 
 
-def read_all(sock: socket.socket) -> bytes:
+def stopped_ones(pids: list[int]) -> list[int]:
+    """Return those of several scripts that have a rank at a breakpoint, if any; or else all."""
+    stopped = [pid for pid in pids if ScriptDoor(pid).is_stopped()] if len(pids) > 1 else []
+    return stopped or pids
+
+
+def _read_all(sock: socket.socket) -> bytes:
     """Return what comes until the end of a connection."""
     data = bytearray()
     while chunk := sock.recv(1 << 16):
