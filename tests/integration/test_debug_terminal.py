@@ -121,8 +121,33 @@ def test_a_session_outlives_a_terminal_that_is_killed(
         second.type("continue" + ENTER)
         assert script.stdout.readline() == "[21, 42]\n"
         script.wait(WAIT)
-        second.until("press Enter")
-        second.type(ENTER)
+        second.until("closed the connection")
         assert second.process.wait(WAIT) == 0
     finally:
         second.close()
+
+
+def test_a_line_that_is_edited_is_drawn_again_below_text_that_arrives(
+    script: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    """The process of the rank exits; then the line belongs to the prompt of the debugger."""
+    assert script.stdout is not None
+    port = script.stdout.readline().split()[1]
+    os.mkfifo(tmp_path / "exit")
+    waits = f"open({str(tmp_path / 'exit')!r}).read(), os._exit(0)"
+    terminal = debugger(port, tmp_path)
+    try:
+        terminal.until("monarch_dbg> ")
+        terminal.type("attach trainers 0" + ENTER)
+        terminal.until("(Pdb) ")
+        terminal.type(f"__import__('threading').Thread(target=lambda: ({waits})).start()" + ENTER)
+        terminal.until("(Pdb) ")
+        terminal.type("hel")
+        terminal.until("hel")
+        (tmp_path / "exit").write_text("")
+        terminal.until("Detached from debug session")
+        assert "monarch_dbg> hel" in terminal.until("hel")
+        terminal.type("p" + ENTER)
+        terminal.until("monarch_dbg commands:")
+    finally:
+        terminal.close()

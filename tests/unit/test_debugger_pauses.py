@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,11 +22,11 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr("monarch._spi.environment.current", made)
     monkeypatch.setattr(pauses, "is_simulated", lambda: False)
-    yield made
+    return made
 
 
 def test_pauses_are_added_up(clock: Clock) -> None:
@@ -144,6 +143,9 @@ def test_a_thread_that_no_debugger_has_stopped() -> None:
 def test_a_thread_that_a_debugger_has_stopped() -> None:
     """Found is the frame of the program, also below further functions of the debugger."""
     names: dict[str, Any] = {"__name__": "pydevd", "sys": sys, "stopped_at": stopped_at}
-    exec("def _do_wait_suspend(): return inner()\ndef inner(): return stopped_at(sys._getframe())", names)
+    exec(
+        "def _do_wait_suspend(): return inner()\ndef inner(): return stopped_at(sys._getframe())",
+        names,
+    )
     assert names["_do_wait_suspend"]() is sys._getframe()
     assert names["inner"]() is None

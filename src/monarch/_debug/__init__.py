@@ -18,9 +18,10 @@ before its caller gets the error.
 
 The path of a line: `console` reads the line from the connection (`io`) and gives it to a session
 (`sessions`). The rank's pdb (`remote_pdb`) waits for lines in a request (`link`) to the client
-process (`desk`), where an actor keeps the sessions (`controller`). `commands` is the language of
+process (`service`), where an actor keeps the sessions (`controller`). `commands` is the language of
 the prompt. `hook` is the function that the engine calls in a worker. `pauses` keeps time limits
-from passing meanwhile.
+from passing meanwhile, `door` lets ``monarch debug`` in without a port, and `editor` lets VS Code
+attach to a process.
 
 **Security.** A debugger runs any code that is typed into it, and a line-based connection has no
 password. The server listens on ``localhost`` only, from the first breakpoint (or the first

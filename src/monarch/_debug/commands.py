@@ -6,10 +6,10 @@
 
     which:   1   1,4,6   start:stop:step   dim=1,other=1:5:2,third=(3,6)
 
-Where a rank has several sessions, ``1.2`` is its second one. Parts of a slice may be left out, as in Python. Actor names may contain spaces: in ``attach`` the
-rank is the last word, in ``cast`` the name ends before ``ranks(``. The grammar is regular, so
-regular expressions parse it and no parser library is needed. This file depends on neither sessions
-nor sockets.
+Where a rank has several sessions, ``1.2`` is its second one. Parts of a slice may be left out, as
+in Python. Actor names may contain spaces: in ``attach`` the rank is the last word, in ``cast`` the
+name ends before ``ranks(``. The grammar is regular, so regular expressions parse it and no parser
+library is needed. This file depends on neither sessions nor sockets.
 """
 
 from __future__ import annotations
@@ -121,9 +121,7 @@ _PLAIN: dict[str, type[DebugCommand]] = {
     "continue": Continue,
     "quit": Quit,
 }
-_ATTACH = re.compile(
-    r"(?P<name>.*\S)\s+(?P<rank>\d{1,18})(?:\.(?P<number>\d{1,18}))?", re.ASCII
-)
+_ATTACH = re.compile(r"(?P<name>.*\S)\s+(?P<rank>\d{1,18})(?:\.(?P<number>\d{1,18}))?", re.ASCII)
 _CAST = re.compile(r"(?P<name>.*?\S)\s+ranks\((?P<ranks>(?:[^()]|\([^()]*\))*)\)\s*(?P<command>.*)")
 _NUMBER = re.compile(r"(\d{1,18})(?:\.(\d{1,18}))?", re.ASCII)
 _SLICE = re.compile(r"(\d{0,18})\s*:\s*(\d{0,18})(?:\s*:\s*(\d{0,18}))?", re.ASCII)

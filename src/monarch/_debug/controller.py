@@ -20,7 +20,7 @@ import json
 import logging
 import os
 import socket
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from monarch import _spi
@@ -90,7 +90,7 @@ class DebugController(Actor):
         self._begin(self._answer(request, operation, asked))
 
     async def _answer(self, request: _spi.Request, operation: str, asked: dict[str, Any]) -> None:
-        operations = {
+        operations: dict[str, Callable[..., Coroutine[Any, Any, Any]]] = {
             "start": self._start,
             "read": self._read,
             "write": self._write,
@@ -214,11 +214,11 @@ class DebugController(Actor):
             self._server.close()
         if self._debugger is not None:
             self._debugger.cancel()
-        desk.attend(None)
+        desk.dismiss("the debugger of the client has ended")
 
 
 def _lost(peer: int, _reason: str) -> None:
-    desk.submit(lambda controller: controller.lost(peer), lambda _: None)
+    desk.leave(lambda controller: controller.lost(peer), lambda _: None)
 
 
 async def _listen(serve: Any) -> asyncio.Server:

@@ -1,8 +1,8 @@
 """The debugger at the door of the script, where ``monarch debug`` finds it without a port.
 
 The door (`monarch._diagnosis.door`) has checked the user, and read the request. A request is for
-the console; for a check of processes, whether an editor can attach there; or for a stream to the
-debugpy of a process, whose descriptor the command receives.
+the console; for whether a rank is at a breakpoint now; for a check of processes, whether an editor
+can attach there; or for a stream to the debugpy of a process, whose descriptor the command gets.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import json
 import socket
 from typing import Any
 
-from monarch._debug import desk
 from monarch._debug.editor import PURPOSE, SERVICE
+from monarch._debug.pauses import PAUSES
+from monarch._debug.service import submit
 from monarch._spi import Refused, Unreachable, ask, open_stream
 
 __all__ = ["serve"]
@@ -27,6 +28,8 @@ def serve(connection: socket.socket, asked: dict[str, Any]) -> None:
     wanted = asked["for"]
     if wanted == "console":
         _console(connection.dup())
+    elif wanted == "stopped":
+        connection.sendall(json.dumps(PAUSES.within(0.0)[1]).encode())
     elif wanted == "check":
         connection.sendall(json.dumps(_check([int(uid) for uid in asked["uids"]])).encode())
     elif wanted == "editor":
@@ -40,7 +43,7 @@ def _console(connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError):
             connection.sendall(f"No debugger: {reason}\n".encode())
 
-    desk.submit(lambda controller: controller.welcome(connection), failed)
+    submit(lambda controller: controller.welcome(connection), failed)
 
 
 def _check(uids: list[int]) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ the one by which pydevd (the debugger inside debugpy) stops at its own breakpoin
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import json
 import os
@@ -30,7 +31,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from monarch import _spi
-from monarch._debug.link import tell_client
+from monarch._debug.client import tell_client
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -118,17 +119,15 @@ def stop(frame: FrameType, error: BaseException | None = None) -> bool:
     """
     if _server is None:
         return False
-    import pydevd
-    from _pydevd_bundle.pydevd_comm_constants import CMD_SET_BREAK
-    from _pydevd_bundle.pydevd_constants import STATE_RUN
-
+    constants = _module("_pydevd_bundle.pydevd_constants")
+    set_break = _module("_pydevd_bundle.pydevd_comm_constants").CMD_SET_BREAK
     debugger: Any = _server.debugger
     thread: Any = threading.current_thread()
-    pydevd.settrace(suspend=False, trace_only_current_thread=True, notify_stdin=False)
+    _module("pydevd").settrace(suspend=False, trace_only_current_thread=True, notify_stdin=False)
     debugger.set_trace_for_frame_and_parents(thread.ident, frame)
-    debugger.set_suspend(thread, CMD_SET_BREAK)
+    debugger.set_suspend(thread, set_break)
     if not debugger.is_attached():  # an editor that disconnects later resumes the thread
-        thread.additional_info.pydev_state = STATE_RUN
+        thread.additional_info.pydev_state = constants.STATE_RUN
         return False
     if error is None:
         debugger.do_wait_suspend(thread, frame, "line", None)
@@ -146,10 +145,8 @@ class _Server:
 
     def __init__(self) -> None:
         _load()
-        import pydevd
-        from _pydevd_bundle.pydevd_constants import get_global_debugger
-        from pydevd_tracing import TracingFunctionHolder
-
+        pydevd = _module("pydevd")
+        get_global_debugger = _module("_pydevd_bundle.pydevd_constants").get_global_debugger
         if get_global_debugger() is not None:
             raise RuntimeError("the program has started debugpy itself in this process")
         # The main thread, with the reactor, stays listed: debugpy ends with the last such thread.
@@ -172,13 +169,12 @@ class _Server:
         self.debugger: Any = get_global_debugger()
         self.debugger.wait_for_server_socket_ready()
         self.debugger.multi_threads_single_notification = False  # stop one thread, not all
-        TracingFunctionHolder._warn = False  # about the pdb of a rank that is handed over
+        # No warning about the pdb of a rank that is handed over.
+        _module("pydevd_tracing").TracingFunctionHolder._warn = False
         pydevd.add_dap_messages_listener(_Listener())
 
     def connect(self, stream: socket.socket) -> None:
         """Carry the connection of an editor, until one side has closed it."""
-        from _pydevd_bundle.pydevd_api import PyDevdAPI
-
         _leave_untraced(threading.current_thread())
         stream.setblocking(True)
         with stream, socket.create_connection(self.debugger._server_socket_name) as debuggee:
@@ -189,7 +185,8 @@ class _Server:
             back.start()
             _copy(stream, debuggee)
             if self.debugger.is_attached():  # the editor was lost: continue, as if it had said so
-                PyDevdAPI().request_disconnect(self.debugger, resume_threads=True)
+                api = _module("_pydevd_bundle.pydevd_api").PyDevdAPI()
+                api.request_disconnect(self.debugger, resume_threads=True)
             with contextlib.suppress(OSError):
                 debuggee.shutdown(socket.SHUT_RDWR)
             back.join()
@@ -218,7 +215,7 @@ def _load() -> None:
     if not has_choice:
         os.environ[_QUIET] = "1"
     try:
-        import debugpy.server.api  # noqa: F401
+        _module("debugpy.server.api")
     except ModuleNotFoundError as error:
         if error.name != "debugpy":
             raise
@@ -227,6 +224,11 @@ def _load() -> None:
         if not has_choice:
             del os.environ[_QUIET]
         sys.breakpointhook = hook  # debugpy has set its own
+
+
+def _module(name: str) -> Any:
+    """Return a module of debugpy, or of pydevd, which it brings."""
+    return importlib.import_module(name)
 
 
 def _folder_of(package: str) -> str:
@@ -259,9 +261,10 @@ class _Listener:
 
     def before_send(self, message: dict[str, Any]) -> None:
         """Report to the client when the editor has attached, and when threads stop."""
-        event, body = message.get("event"), message.get("body") or {}
+        event: str | None = message.get("event")
+        body: dict[str, Any] = message.get("body") or {}
         if message.get("command") == "configurationDone" and message.get("success"):
-            cells = [cell for cell in list(_spi.client_proc().cells.values())]
+            cells = list(_spi.client_proc().cells.values())
             names = [
                 f"{cell.identity.name} {cell.rank}"
                 for cell in cells

@@ -1,39 +1,20 @@
-"""The rank's end of a session: requests to the client's process.
-
-Requests are served on the reactor thread of the client, and are not messages of actors. So a rank
-that stops for the first time loads neither pdb nor an event loop before it is listed.
-"""
+"""The rank's end of a session: requests to the client's process."""
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 from typing import TYPE_CHECKING, Any
 
-from monarch._debug.pauses import SERVICE
-from monarch._debug.waiting import wait_for
-from monarch._spi import Refused, Unreachable, ask, client_proc, tell
+from monarch._debug.client import ask_client
+from monarch._debug.presence import Presence
+from monarch._spi import Refused, Unreachable
 from monarch.actor import context, this_proc
 
 if TYPE_CHECKING:
     from types import FrameType
 
-__all__ = ["SessionLink", "ask_client", "place", "tell_client"]
-
-
-def ask_client(**request: Any) -> Any:
-    """Send a request to the client's process, and return the answer. Blocks.
-
-    Raises `Refused` with the reason of the client, or `Unreachable`.
-    """
-    body = wait_for(ask(client_proc().spec["client"], SERVICE, json.dumps(request).encode()))
-    return json.loads(body)
-
-
-def tell_client(**request: Any) -> None:
-    """Send a request to the client's process that has no answer. Does not block."""
-    tell(client_proc().spec["client"], SERVICE, json.dumps(request).encode())
+__all__ = ["SessionLink", "place"]
 
 
 def place(frame: FrameType) -> str:
@@ -49,8 +30,6 @@ class SessionLink:
     """
 
     def __init__(self, frame: FrameType | None, lineno: int | None) -> None:
-        from monarch._debug.presence import Presence
-
         here = context()
         point = here.message_rank
         info = {

@@ -9,7 +9,7 @@ exits without a stop, the client sees the exit.)
 
 from __future__ import annotations
 
-from monarch._debug.link import tell_client
+from monarch._debug.client import tell_client
 from monarch.actor import Actor
 
 __all__ = ["Presence"]

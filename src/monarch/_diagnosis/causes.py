@@ -32,8 +32,9 @@ class Cause:
     """The end of one or more chains of waits.
 
     Attributes:
-        kind: ``busy``, ``debugged`` (a debugger has stopped it), ``silent`` (its process does not answer), ``queued`` (it has messages and
-            handles none), ``idle``, ``unknown`` (there is no such actor now), or ``circle``.
+        kind: ``busy``, ``debugged`` (a debugger has stopped it), ``silent`` (its process does not
+            answer), ``queued`` (it has messages and handles none), ``idle``, ``unknown`` (there is
+            no such actor now), or ``circle``.
         place: the actor.
         through: the actors of the chain, from the first wait to the cause.
         activity: what the actor does, if it is busy.
@@ -122,7 +123,8 @@ class Search:
                 actor["doing"],
                 key=lambda activity: (activity.get("debugged", False), activity["seconds"] or 0.0),
             )
-            return Cause("debugged" if longest.get("debugged", False) else "busy", place, path, longest)
+            kind = "debugged" if longest.get("debugged", False) else "busy"
+            return Cause(kind, place, path, longest)
         return Cause("queued" if actor["queued"] else "idle", place, path)
 
     def _activities(self, place: Place) -> list[Activity]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from monarch.cli.why import chosen
 
 if TYPE_CHECKING:
-    from monarch.cli.script_door import ScriptDoor
+    from monarch.cli.script_door import Door, ScriptDoor
 
 __all__ = ["add_debug", "connect", "server_host", "server_port"]
 
@@ -50,13 +50,14 @@ examples:
   monarch debug                    the debugger of the script that runs here
   monarch debug --pid 4242         of this one, if several run here
   monarch debug --port 27001       at a port, which the script has printed
+  monarch debug --job              of the script that `monarch exec` has started on a host
   monarch debug --dap              for VS Code: the ranks that are at a breakpoint
   monarch debug --dap trainers 0:4           these ranks, also before a breakpoint
   monarch debug --dap trainers gpus=0 > .vscode/launch.json
 
-Without an option: the only script of this user that runs here, or the only one that uses the job of
-this directory; without a script, the debugger that listens at localhost port 27000, such as the end
-of an ssh tunnel.
+Without an option: the only script of this user that runs here, or else the only one with a rank at
+a breakpoint, or the only one that uses the job of this directory. If none runs here: the debugger that listens at localhost port 27000, such as the
+end of an ssh tunnel; or else the script that runs on a host of the job of this directory (--job).
 
 In a terminal the line can be edited, Tab completes commands and names of actors, and the arrow
 keys bring back earlier lines. `help` shows the commands. `quit`, Ctrl-C and the end of the input
@@ -71,6 +72,9 @@ Protocol, until Ctrl-C. It needs debugpy where the ranks run: pip install 'pymon
     parser.add_argument("name", nargs="?", help="with --dap: the actors; default: those that wait")
     parser.add_argument("ranks", nargs="?", help="with --dap: such as 3, 1,4, 0:8, gpus=(0,2)")
     parser.add_argument("--pid", type=int, help="the script, if several run on this machine")
+    parser.add_argument(
+        "--job", action="store_true", help="a script on a host of the job of this directory"
+    )
     parser.add_argument("--host", help="where a debugger listens; default: localhost")
     parser.add_argument(
         "--port", type=int, help="its port; with --dap: the first port for the editor (5678)"
@@ -79,40 +83,67 @@ Protocol, until Ctrl-C. It needs debugpy where the ranks run: pip install 'pymon
 
 
 def _debug(options: argparse.Namespace) -> int:
-    if options.dap:
-        from monarch.cli.debug_editor import serve_editors
-        from monarch.cli.script_door import ScriptDoor
-
-        if options.host is not None:
-            raise ValueError("--dap finds the script by its process number (--pid), not by --host")
-        door = ScriptDoor(chosen(options.pid, "debug --dap --pid"))
-        return serve_editors(door, options.name, options.ranks, options.port)
-    if options.name is not None:
+    if options.name is not None and not options.dap:
         raise ValueError("actors are named with --dap; the debugger itself shows all of them")
-    named = options.host is not None or options.port is not None
-    if options.pid is not None or not (named or _is_configured()):
-        door = _script(options.pid)
+    if options.host is not None and (options.dap or options.job):
+        raise ValueError("--host names a port; --dap and --job find the script without one")
+    named = options.host is not None or (options.port is not None and not options.dap)
+    configured = any(os.environ.get(f"MONARCH_DEBUG_SERVER_{name}") for name in ("HOST", "PORT"))
+    with contextlib.ExitStack() as stack:
+        door: Door | None = None
+        if options.job:
+            door = stack.enter_context(_far_door(options.pid))
+        elif options.dap or options.pid is not None or not (named or configured):
+            door = _script(options.pid)
+        if options.dap:
+            from monarch.cli.debug_editor import serve_editors
+
+            door = door or stack.enter_context(_far_door(options.pid))
+            return serve_editors(door, options.name, options.ranks, options.port)
         if door is not None:
             _converse(door.console())
             return 0
-    host = server_host() if options.host is None else options.host
-    connect(host, server_port() if options.port is None else options.port)
+        host = server_host() if options.host is None else options.host
+        port = server_port() if options.port is None else options.port
+        try:
+            sock = _dial(host, port)
+        except ConnectionError:
+            if named or configured or not _job_runs():
+                raise
+            sock = stack.enter_context(_far_door(None)).console()
+        _converse(sock)
     return 0
-
-
-def _is_configured() -> bool:
-    """Whether the environment says where the debugger listens."""
-    return any(os.environ.get(f"MONARCH_DEBUG_SERVER_{name}") for name in ("HOST", "PORT"))
 
 
 def _script(pid: int | None) -> ScriptDoor | None:
     """Return the door of the script; None if no script runs on this machine."""
     from monarch._diagnosis.door import running_scripts
-    from monarch.cli.script_door import ScriptDoor
+    from monarch.cli.script_door import ScriptDoor, stopped_ones
 
-    if pid is None and (sys.platform != "linux" or not running_scripts()):
-        return None
-    return ScriptDoor(chosen(pid, "debug --pid"))
+    if pid is None:
+        pids = running_scripts() if sys.platform == "linux" else []
+        if not pids:
+            return None
+        stopped = stopped_ones(pids)
+        pid = stopped[0] if len(stopped) == 1 else chosen(None, "debug --pid")
+    return ScriptDoor(pid)
+
+
+def _far_door(pid: int | None) -> contextlib.AbstractContextManager[Door]:
+    from monarch.cli.far_door import far_door
+
+    return far_door(pid)
+
+
+def _job_runs() -> bool:
+    """Whether the job of this directory runs."""
+    from monarch.cli.status import saved
+
+    try:
+        saved(None)
+    except (FileNotFoundError, ValueError):
+        return False
+    return True
 
 
 def connect(host: str, port: int) -> None:
@@ -121,15 +152,18 @@ def connect(host: str, port: int) -> None:
     At the end of the input the debugger still answers what it was sent. Raises ConnectionError of
     one line if no debugger can be reached.
     """
+    _converse(_dial(host, port))
+
+
+def _dial(host: str, port: int) -> socket.socket:
     try:
-        sock = socket.create_connection((host, port), timeout=_DIAL)
+        return socket.create_connection((host, port), timeout=_DIAL)
     except OSError as error:
         reason = error.strerror or str(error)
         raise ConnectionError(
             f"no debugger listens at {host} port {port} ({reason}): it starts with the first "
             "breakpoint() in an actor, and the script prints where"
         ) from error
-    _converse(sock)
 
 
 def _converse(sock: socket.socket) -> None:

@@ -106,7 +106,10 @@ def _natural(name: str) -> tuple[str, int]:
 
 
 def _usable(door: Door, chosen: list[_Debuggee]) -> list[_Debuggee]:
-    """Return the processes to which an editor can attach; print why not. Raises if there is none."""
+    """Return the processes to which an editor can attach, and print why others are left out.
+
+    Raises RuntimeError if none is left.
+    """
     usable: list[_Debuggee] = []
     errors: dict[str, list[str]] = {}
     for each, said in zip(chosen, door.check([each.uid for each in chosen]), strict=True):
@@ -138,7 +141,7 @@ def _listeners(count: int, first: int | None) -> Iterator[socket.socket]:
 def _launch_json(chosen: list[_Debuggee], ports: list[int]) -> str:
     configurations: list[dict[str, Any]] = []
     for each, port in zip(chosen, ports, strict=True):
-        configuration = {
+        configuration: dict[str, Any] = {
             "name": ", ".join(each.names),
             "type": "debugpy",
             "request": "attach",
@@ -151,7 +154,7 @@ def _launch_json(chosen: list[_Debuggee], ports: list[int]) -> str:
     content: dict[str, Any] = {"version": "0.2.0", "configurations": configurations}
     if len(configurations) > 1:
         names = [configuration["name"] for configuration in configurations]
-        compound = {"name": f"all {len(names)}", "configurations": names, "stopAll": True}
+        compound = {"name": f"all {len(names)} processes", "configurations": names, "stopAll": True}
         content["compounds"] = [compound]
     return json.dumps(content, indent=2)
 
@@ -160,13 +163,20 @@ def _launch_json(chosen: list[_Debuggee], ports: list[int]) -> str:
 
 
 def _accept(door: Door, chosen: list[_Debuggee], listeners: list[socket.socket]) -> None:
+    """Serve connections, until the script has ended."""
     with selectors.DefaultSelector() as selector:
         for each, listener in zip(chosen, listeners, strict=True):
             selector.register(listener, selectors.EVENT_READ, each)
+        lifeline = door.lifeline()
+        if lifeline is not None:
+            selector.register(lifeline, selectors.EVENT_READ)
         while True:
             for key, _ in selector.select():
-                listener: Any = key.fileobj
-                connection, _ = listener.accept()
+                if key.data is None:
+                    _say("the script has ended")
+                    return
+                ready: Any = key.fileobj  # a listener
+                connection, _ = ready.accept()
                 threading.Thread(
                     target=_serve, args=(door, key.data, connection), daemon=True
                 ).start()

@@ -2,17 +2,19 @@
 
 The debugger speaks plain text and has no frames, so a prompt is recognized by its text at the end
 of what has arrived. It is left to the line editor (readline), which draws it again after each key.
-Text that comes while a line is edited, such as the end of a session, is printed in its place, and
-the line is drawn again at the next key.
+Text that comes while a line is edited, such as the end of a session, is printed in its place. Then
+a signal interrupts the editor, and the line is edited on below, at the prompt that is now valid.
 """
 
 from __future__ import annotations
 
 import codecs
+import functools
 import os
 import pdb  # noqa: T100 - the names of its commands
 import re
 import readline
+import signal
 import socket
 import sys
 import threading
@@ -26,9 +28,17 @@ _CONSOLE = "monarch_dbg> "
 _PROMPTS = (_CONSOLE, "(Pdb) ", "((Pdb)) ", "(com) ", ">>> ", "... ", "...   ")
 _NAME = re.compile(r"^\| *(\S+) *\| *\d+ *\|", re.MULTILINE)  # rows of the table of `list`
 _HISTORY = 1000  # lines
+_WAKE = signal.SIGUSR1  # interrupts the line editor
 _PDB = sorted({name[3:] for name in dir(pdb.Pdb) if name.startswith("do_")} | {"detach"})
 _NAMED = ("attach", "a", "cast")  # commands that take the name of an actor
 _COMMANDS = ["attach", "cast", "continue", "help", "list", "quit"]
+
+
+class _Arrived(Exception):
+    """Raised out of the line editor: text has arrived. `typed` is the line so far."""
+
+    def __init__(self, typed: str) -> None:
+        self.typed = typed
 
 
 class _Dialogue:
@@ -40,8 +50,10 @@ class _Dialogue:
         self._prompt: str | None = None
         self._ended = False
         self._editing = False
+        self._main = threading.get_ident()
         self.at_console = True  # and not at the prompt of a pdb
         self.names: set[str] = set()  # of actors that `list` has shown
+        signal.signal(_WAKE, self._wake)
         threading.Thread(target=self._read, name="monarch-debug", daemon=True).start()
 
     def prompt(self) -> str | None:
@@ -49,15 +61,37 @@ class _Dialogue:
         with self._changed:
             self._changed.wait_for(lambda: self._prompt is not None or self._ended)
             found, self._prompt = self._prompt, None
-            self._editing = found is not None
             self.at_console = found == _CONSOLE
             return found
 
+    def edit(self, prompt: str) -> str | None:
+        """Let the person edit a line; return it, or None at the end of the connection."""
+        typed = ""
+        while True:
+            readline.set_startup_hook(functools.partial(readline.insert_text, typed))
+            self._editing = True
+            try:
+                return input(_coloured(prompt))
+            except _Arrived as arrived:
+                typed = arrived.typed
+            finally:
+                self._editing = False
+            with self._changed:
+                if self._ended:
+                    return None
+                if self._prompt is not None:
+                    prompt, self._prompt = self._prompt, None
+                    self.at_console = prompt == _CONSOLE
+
     def send(self, line: str) -> None:
         """Send a line that answers the prompt."""
-        self._editing = False
         with suppress(BrokenPipeError, ConnectionResetError):  # the thread sees the end
             self._sock.sendall(line.encode() + b"\n")
+
+    def _wake(self, _number: int, _frame: object) -> None:
+        if self._editing:
+            self._editing = False
+            raise _Arrived(readline.get_line_buffer())
 
     def _read(self) -> None:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -81,10 +115,11 @@ class _Dialogue:
                 if not data:
                     self._ended = True
                 self._changed.notify_all()
+            if self._editing:
+                if not data:
+                    self._show("(the debugger has closed the connection)\n")
+                signal.pthread_kill(self._main, _WAKE)
             if not data:
-                if self._editing:  # the prompt waits for a line that nothing will read
-                    sys.stdout.write("\n(the debugger has closed the connection: press Enter)\n")
-                    sys.stdout.flush()
                 return
 
     def _show(self, text: str) -> None:
@@ -105,7 +140,10 @@ def converse(sock: socket.socket) -> None:
         readline.read_history_file(path)
     try:
         while (prompt := dialogue.prompt()) is not None:
-            dialogue.send(input(_coloured(prompt)))
+            line = dialogue.edit(prompt)
+            if line is None:
+                break
+            dialogue.send(line)
     except (EOFError, KeyboardInterrupt):
         print()
     finally:

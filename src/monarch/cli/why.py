@@ -9,7 +9,7 @@ import sys
 from collections.abc import Generator
 from typing import Any
 
-__all__ = ["add_why", "chosen", "diagnosis_of", "unreachable"]
+__all__ = ["add_why", "chosen", "command_of", "diagnosis_of", "unreachable"]
 
 _PATIENCE = 8.0  # seconds
 
@@ -99,12 +99,13 @@ def _only(command: str) -> int:
         ours = sorted(job_users().intersection(pids))
         if len(ours) == 1:
             return ours[0]
-        rows = "\n".join(f"  monarch {command} {pid}    {_command(pid)}" for pid in pids)
+        rows = "\n".join(f"  monarch {command} {pid}    {command_of(pid)}" for pid in pids)
         raise RuntimeError(f"several scripts run here; name one:\n{rows}")
     return pids[0]
 
 
-def _command(pid: int) -> str:
+def command_of(pid: int) -> str:
+    """Return the command of a process, for people."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             words = file.read().split(b"\0")

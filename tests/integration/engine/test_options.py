@@ -107,8 +107,8 @@ def expire(proc: Proc, endpoint: Any) -> None:
     def fire() -> None:
         reactor = proc.reactor
         for timer in [*reactor._new, *(timer for *_, timer in reactor._timers)]:
-            waiting = getattr(timer.callback, "__self__", None)
-            if getattr(waiting, "_endpoint", None) is endpoint:
+            called = getattr(timer.callback, "args", ())  # of a call: its reactor, and the call
+            if any(getattr(each, "_endpoint", None) is endpoint for each in called):
                 timer.callback()  # type: ignore[misc]
 
     proc.reactor.call_soon(fire)

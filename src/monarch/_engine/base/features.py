@@ -56,7 +56,7 @@ HOOKS = {
     "time_left": "monarch._debug.pauses:time_left",
     "service account": "monarch._diagnosis.account:on_request",
     "service debuggee": "monarch._debug.editor:on_request",
-    "service debugger": "monarch._debug.desk:on_request",
+    "service debugger": "monarch._debug.service:on_request",
     "service profile": "monarch._traces.session:on_request",
     "sync_workspace": "monarch._sync.workspace:sync",
     "late_arguments": "monarch._tensors.worker.late:arrived",

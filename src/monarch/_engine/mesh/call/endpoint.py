@@ -852,8 +852,9 @@ class _OptionedEndpoint(ActorEndpoint[P, R_co]):
     """An endpoint with options: overrides the two places where calls begin, to set their deadline.
 
     A deadline is a timer of the caller's reactor, set by the send and cancelled when the call is
-    settled. It moves by the time in which a debugger has stopped the program (`expire`). The called actors do not learn of it; a later answer finds its port closed. Calls
-    without options have no code for deadlines.
+    settled. It moves by the time in which a debugger has stopped the program (`expire`). The called
+    actors do not learn of it; a later answer finds its port closed. Calls without options have no
+    code for deadlines.
     """
 
     __slots__ = ("_gathers", "_timeout")

@@ -32,6 +32,9 @@ def expire(reactor: Reactor, waiting: Reply[Any] | Gather[Any], limit: float, be
         else:
             settle_limit(limit, began, settle)
 
+    def cancel() -> None:
+        timers[-1].cancel()  # the one that is due next
+
     def settle(left: float) -> None:
         if waiting._phase != PENDING:
             return
@@ -40,7 +43,7 @@ def expire(reactor: Reactor, waiting: Reply[Any] | Gather[Any], limit: float, be
             return
         timers.append(reactor.call_at(environments.current.now() + left, examine))
         if len(timers) == 1:
-            waiting._notify(lambda: timers[0].cancel())
+            waiting._notify(cancel)
         else:
             del timers[0]
 
