@@ -178,7 +178,8 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     args = arguments()
     faults = crashes(args)
-    print(f"faults of seed {args.seed}: {', '.join(map(str, faults))}", flush=True)
+    planned = ", ".join(f"{fault.proc} at {clock(fault.at).strip()}" for fault in faults)
+    print(f"seed {args.seed} lets these crash: {planned or 'none'}", flush=True)
     began = time.perf_counter()
     done = simulated(args, faults)
     took = time.perf_counter() - began

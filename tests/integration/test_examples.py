@@ -134,6 +134,15 @@ def test_every_example_is_tested_and_in_the_gallery() -> None:
     assert all(name == file for name, file in shown)
 
 
+def test_the_pictures_of_the_gallery_are_small_and_can_be_made_again() -> None:
+    docs = EXAMPLES.parent / "docs"
+    shown = re.findall(r"!\[[^]]+\]\(images/(gallery-[^)]+)\)", (docs / "gallery.md").read_text())
+    made = runpy.run_path(str(docs / "make_gallery.py"))["PICTURES"]
+    assert sorted(made) == sorted(shown)
+    assert sorted(path.name for path in (docs / "images").glob("gallery-*")) == sorted(shown)
+    assert all((docs / "images" / name).stat().st_size < 60_000 for name in shown)
+
+
 BOTH = """
 import contextlib, pathlib, runpy, sys
 sys.path.insert(0, str(pathlib.Path(sys.argv[1]).parent))
