@@ -134,7 +134,7 @@ def test_a_line_that_is_edited_is_drawn_again_below_text_that_arrives(
     assert script.stdout is not None
     port = script.stdout.readline().split()[1]
     os.mkfifo(tmp_path / "exit")
-    waits = f"open({str(tmp_path / 'exit')!r}).read(), os._exit(0)"
+    waits = f"open({str(tmp_path / 'exit')!r}).read(), __import__('os')._exit(0)"
     terminal = debugger(port, tmp_path)
     try:
         terminal.until("monarch_dbg> ")

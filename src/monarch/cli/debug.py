@@ -56,8 +56,9 @@ examples:
   monarch debug --dap trainers gpus=0 > .vscode/launch.json
 
 Without an option: the only script of this user that runs here, or else the only one with a rank at
-a breakpoint, or the only one that uses the job of this directory. If none runs here: the debugger that listens at localhost port 27000, such as the
-end of an ssh tunnel; or else the script that runs on a host of the job of this directory (--job).
+a breakpoint, or the only one that uses the job of this directory. If none runs here: the debugger
+that listens at localhost port 27000, such as the end of an ssh tunnel; or else the script that runs
+on a host of the job of this directory (--job).
 
 In a terminal the line can be edited, Tab completes commands and names of actors, and the arrow
 keys bring back earlier lines. `help` shows the commands. `quit`, Ctrl-C and the end of the input
