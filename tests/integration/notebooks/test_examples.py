@@ -67,7 +67,7 @@ def slurm() -> Iterator[None]:
 def test_slurm(slurm: None, kernel: Kernel) -> None:
     pytest.importorskip("torch")
     _, joined, sums, trained, _ = outcomes(kernel, "slurm.ipynb")
-    assert joined.text == ""  # no warning about a wait inside of this package
+    assert "Warning" not in joined.text  # about a wait inside of this package
     assert re.findall(r"'(n\d)'", joined.shown[0]["text/plain"]) == ["n0", "n0", "n1", "n1"]
     assert re.findall(r"\((6\.0), ", sums.shown[0]["text/plain"]) == ["6.0"] * 4
     losses = [float(loss) for loss in re.findall(r"^loss ([\d.]+)$", trained.text, re.MULTILINE)]
