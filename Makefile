@@ -52,6 +52,7 @@ release-check: .venv/.ready-release ## build wheel, sdist and SBOM into dist/; c
 
 docs: .venv/.ready-dev ## build the site of the documentation in out/site; write the pages that are made
 	@$(BIN)/python docs/make_settings.py
+	@$(BIN)/python docs/make_diagrams.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "out/site/index.html"
 

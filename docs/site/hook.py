@@ -48,7 +48,8 @@ def on_config(config: MkDocsConfig) -> None:
             _add(name, f"{name}.md", f"# {path.name}\n\n{_AS_PAGE[path.suffix](path)}")
     made.update(_errors())
     made.update(reference.pages())
-    everything = [*made, *sorted(_documents())]
+    everything = [place for place in made if not place.startswith("examples/")]
+    everything += sorted(_documents())
     config.nav = _expanded(config.nav, everything, _named(config.nav))
 
 
@@ -148,6 +149,10 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     return "".join(pieces)
 
 
-def on_post_page(output: str, **_: Any) -> str:
-    """Name the dialog of the search, for those who do not see it."""
-    return output.replace('role="dialog"', 'role="dialog" aria-label="Search"', 1)
+def on_post_page(output: str, page: Page, **_: Any) -> str:
+    """Name the dialog of the search, for those who do not see it; load Mermaid where it is used."""
+    output = output.replace('role="dialog"', 'role="dialog" aria-label="Search"', 1)
+    if 'class="mermaid"' in output:
+        path = posixpath.relpath("assets/mermaid.js", posixpath.dirname(page.url) or ".")
+        output = output.replace("</head>", f'<script src="{path}"></script></head>', 1)
+    return output

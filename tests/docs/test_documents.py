@@ -26,6 +26,7 @@ with_fuse = pytest.mark.skipif(
 )
 
 DOCUMENTS = [
+    "README.md",
     "docs/getting_started.md",
     "docs/failures.md",
     "docs/jobs.md",
@@ -34,10 +35,12 @@ DOCUMENTS = [
     "docs/jobs/local.md",
     "docs/rdma.md",
     "docs/recipes.md",
+    "docs/security.md",
     "docs/settings.md",
     pytest.param("docs/tensors.md", marks=pytest.mark.torch),
     pytest.param("docs/torch.md", marks=pytest.mark.torch),
     "docs/testing.md",
+    pytest.param("docs/training.md", marks=pytest.mark.torch),
 ]
 
 PAGES_WITH_SIDES = {
@@ -45,6 +48,12 @@ PAGES_WITH_SIDES = {
     "docs/from_torchmonarch.md": ("torchmonarch", "pymonarch"),
 }
 """Pages whose blocks have titles: those of one title are one script, and all print the same."""
+
+ELSEWHERE = {"docs/mistakes.md", "docs/tutorial.md"}
+"""Pages that have a test of their own."""
+
+EXCUSED = re.compile(r"<!-- (?:run by tests/[\w/]+\.py|not run: [^>]+) -->\s*\Z")
+"""The comment before a block that is run elsewhere, or not."""
 
 FENCED = re.compile(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 RAYS_OWN = re.compile(r"^\x1b\[\d+m\(\w+\).*\n", re.MULTILINE)
@@ -67,6 +76,8 @@ def blocks_of(text: str, title: str = "") -> list[Block]:
     blocks = []
     for index, fence in enumerate(fences):
         if fence[1] != "python" or title not in (fence[2] or "").split(", "):
+            continue
+        if EXCUSED.search(text, 0, fence.start()):
             continue
         end, output = fence.end(), ""
         for following in fences[index + 1 :]:
@@ -111,6 +122,20 @@ def test_blocks_of_a_title_are_found_with_the_output_of_all() -> None:
     )
     assert blocks_of(text, "A") == [Block(2, "1\n", ""), Block(7, "2\n", "4\n")]
     assert blocks_of(text, "B") == [Block(2, "1\n", ""), Block(11, "3\n", "4\n")]
+
+
+def test_each_program_of_a_page_is_run_or_excused() -> None:
+    known = {each if isinstance(each, str) else each.values[0] for each in DOCUMENTS}
+    known |= {*PAGES_WITH_SIDES} | ELSEWHERE
+    wrong = []
+    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
+        name, text = str(path.relative_to(ROOT)), path.read_text()
+        fences = [fence for fence in FENCED.finditer(text) if fence[1][:2] == "py"]
+        excused = [fence for fence in fences if EXCUSED.search(text, 0, fence.start())]
+        if name not in known and len(excused) < len(fences):
+            wrong.append(name)
+        wrong += [name for fence in fences if fence[1] != "python"]
+    assert wrong == []
 
 
 @pytest.mark.failures

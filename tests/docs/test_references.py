@@ -133,7 +133,7 @@ def test_a_file_or_module_that_is_named_exists(folder: str) -> None:
 
 
 def test_each_name_of_the_glossary_is_in_its_module() -> None:
-    glossary = (ROOT / "docs" / "design.md").read_text().partition("## Glossary")[2]
+    glossary = (ROOT / "docs/glossary.md").read_text().partition("## Words of the engine")[2]
     rows = [line for line in glossary.splitlines() if line.startswith("| ")][1:]
     assert len(rows) > 25
     named = re.findall(r"`(?:\w+\.)?(\w+)`(?: and `(\w+)`)? in `([\w/]+\.py)`", "\n".join(rows))

@@ -245,11 +245,12 @@ def test_each_command_shows_its_help(site: Site) -> None:
 
 KINDS = (
     "index.html",
-    "getting_started.html",
-    "reference/monarch.recipes.html",
-    "reference/commands.html",
-    "settings.html",
+    "architecture.html",
+    "errors/deadlock.html",
     "examples/ping_pong.py.html",
+    "from_ray.html",
+    "reference/commands.html",
+    "reference/monarch.recipes.html",
 )
 """A page of each kind."""
 
@@ -291,3 +292,18 @@ def test_search_finds_a_term_in_a_folder_without_a_server(browser: Any, folder: 
         )
     )
     assert any("settings.html" in hit for hit in hits)
+
+
+@pytest.mark.slow
+def test_the_diagrams_are_drawn(browser: Any, folder: Path) -> None:
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    count = (DOCS / "architecture.md").read_text().count("```mermaid\n")
+    browser.get((folder / "architecture.html").as_uri())
+    assert WebDriverWait(browser, 60).until(
+        lambda driver: driver.execute_script(
+            "return document.querySelectorAll('div.mermaid').length == arguments[0]"
+            " && !document.querySelector('pre.mermaid')",
+            count,
+        )
+    )

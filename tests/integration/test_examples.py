@@ -538,6 +538,8 @@ def test_accelerate_mesh(tmp_path: Path) -> None:
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+): the plane is", out)]
     assert len(losses) == 2
     assert losses[1] < losses[0] < 2
+
+
 @with_torch
 def test_generate(tmp_path: Path) -> None:
     """Each token is the one that the network chooses, in a batch and while weights change."""
@@ -585,6 +587,8 @@ def test_torchtitan_mesh(tmp_path: Path, kind: tuple[str, ...]) -> None:
     losses = [float(loss) for loss in re.findall(r"^step \d: loss ([\d.]+)$", out, re.MULTILINE)]
     assert len(losses) == 4
     assert losses[-1] < losses[0] - 0.2
+
+
 @with_torch_store
 def test_torch_store(tmp_path: Path) -> None:
     out = example("torch_store", "--generators", "3", "--steps", "2", cwd=tmp_path).stdout

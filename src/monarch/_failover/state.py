@@ -4,9 +4,14 @@ The *driver* of a job is the process of the script. Without a grace period the j
 driver exits. With a *grace period* the job continues, *vacant*, and a successor may take it over;
 if none does within the period, the job is over.
 
-    driven --left--> vacant --claim--> claimed --taken--> driven
-                       |  <----left-------'
-                       '--deadline--> over
+========  ==========  ==========  ==========  ==========
+          driven      vacant      claimed     over
+========  ==========  ==========  ==========  ==========
+left      vacant      -           vacant      -
+claim     refused     claimed     refused     refused
+taken     -           -           driven      -
+deadline  -           over        over        -
+========  ==========  ==========  ==========  ==========
 
 * There is at most one driver at a time. A claim to a job that has a driver is refused.
 * A claim counts when it is *taken*: then the successor is ready to be contacted. A successor that

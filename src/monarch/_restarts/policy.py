@@ -17,18 +17,23 @@ one_for_all    the others are terminated, then all are started
 rest_for_one   those after it in the order are terminated, then they and it are started
 =============  ==============================================================================
 
-A child that is to run is in one of three states, and every input is a line of this table:
+Each child is in one of four states. An *ending* one is being terminated, and one that is *down* is
+started when it is due. Every input is a line of this table; it has the next state, unless that is
+the same:
 
-=============  ===========================  ======================  ===========================
-               alive                        ending (terminating)    down (start when due)
-=============  ===========================  ======================  ===========================
-failed         the strategy's restart       becomes down            ignored
-stopped        forgotten                    becomes down            forgotten, no longer wanted
-started        runs from now on             too late: ignored       ignored
-no place       becomes vacant               ignored                 ignored
-=============  ===========================  ======================  ===========================
+=============  ======================  ======================  ======================  ==========
+               alive                   ending                  down                    vacant
+=============  ======================  ======================  ======================  ==========
+failed         down                    down                    -                       -
+another fails  ending, by strategy     -                       -                       -
+stopped        forgotten               down                    forgotten               forgotten
+due            -                       -                       alive                   -
+started        runs from now on        too late                -                       -
+no place       vacant                  -                       -                       -
+place          -                       -                       -                       down
+=============  ======================  ======================  ======================  ==========
 
-A fourth state is for children whose host was lost, while no other host can take its place. A
+Children are vacant whose host was lost, while no other host can take its place. A
 *vacant* child does not exist, and its mesh goes on without it, as long as at least `min_size`
 children of the mesh are left. With fewer the supervisor gives up. When there is a place, the child
 is due at once; with the strategies that replace several children, the others are terminated as if
