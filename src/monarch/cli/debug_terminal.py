@@ -9,7 +9,6 @@ a signal interrupts the editor, and the line is edited on below, at the prompt t
 from __future__ import annotations
 
 import codecs
-import functools
 import os
 import pdb  # noqa: T100 - the names of its commands
 import re
@@ -29,6 +28,7 @@ _PROMPTS = (_CONSOLE, "(Pdb) ", "((Pdb)) ", "(com) ", ">>> ", "... ", "...   ")
 _NAME = re.compile(r"^\| *(\S+) *\| *\d+ *\|", re.MULTILINE)  # rows of the table of `list`
 _HISTORY = 1000  # lines
 _WAKE = signal.SIGUSR1  # interrupts the line editor
+_AGAIN = 0.05  # seconds until that is repeated
 _PDB = sorted({name[3:] for name in dir(pdb.Pdb) if name.startswith("do_")} | {"detach"})
 _NAMED = ("attach", "a", "cast")  # commands that take the name of an actor
 _COMMANDS = ["attach", "cast", "continue", "help", "list", "quit"]
@@ -50,6 +50,8 @@ class _Dialogue:
         self._prompt: str | None = None
         self._ended = False
         self._editing = False
+        self._drawn = False  # the line editor shows the line, so that it can be interrupted
+        self._news = False  # text has arrived that the line is to be drawn below
         self._main = threading.get_ident()
         self.at_console = True  # and not at the prompt of a pdb
         self.names: set[str] = set()  # of actors that `list` has shown
@@ -67,16 +69,23 @@ class _Dialogue:
     def edit(self, prompt: str) -> str | None:
         """Let the person edit a line; return it, or None at the end of the connection."""
         typed = ""
+
+        def drawn() -> None:
+            readline.insert_text(typed)
+            self._drawn = True
+
+        readline.set_startup_hook(drawn)
         while True:
-            readline.set_startup_hook(functools.partial(readline.insert_text, typed))
             self._editing = True
             try:
                 return input(_coloured(prompt))
             except _Arrived as arrived:
                 typed = arrived.typed
             finally:
-                self._editing = False
+                self._editing = self._drawn = False
             with self._changed:
+                self._news = False
+                self._changed.notify_all()
                 if self._ended:
                     return None
                 if self._prompt is not None:
@@ -89,8 +98,8 @@ class _Dialogue:
             self._sock.sendall(line.encode() + b"\n")
 
     def _wake(self, _number: int, _frame: object) -> None:
-        if self._editing:
-            self._editing = False
+        if self._drawn:
+            self._drawn = False
             raise _Arrived(readline.get_line_buffer())
 
     def _read(self) -> None:
@@ -115,10 +124,12 @@ class _Dialogue:
                 if not data:
                     self._ended = True
                 self._changed.notify_all()
-            if self._editing:
-                if not data:
+                if not data and self._editing:
                     self._show("(the debugger has closed the connection)\n")
-                signal.pthread_kill(self._main, _WAKE)
+                self._news = self._editing
+                while self._news and self._editing:  # a signal may come just before the editor
+                    signal.pthread_kill(self._main, _WAKE)
+                    self._changed.wait(_AGAIN)
             if not data:
                 return
 
