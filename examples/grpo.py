@@ -26,6 +26,7 @@ Needs torch and numpy: pip install 'pymonarch[examples]'. With matplotlib it als
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import time
 from collections.abc import Callable
@@ -40,7 +41,7 @@ try:
 except ImportError as missing:
     sys.exit(f"{missing}. Try: pip install 'pymonarch[examples]'")
 
-from monarch.actor import Actor, Future, Restarted, Supervisor, current_rank, endpoint, this_host
+from monarch.actor import Actor, Restarted, Supervisor, current_rank, endpoint, this_host
 from monarch.rdma import RDMABuffer
 from monarch.recipes import Closed, Queue
 
@@ -234,16 +235,12 @@ class Generator(Actor):
         return Groups(self.version, prompts, completions, log_probs)
 
     @endpoint
-    def generate(self, made: Queue[Groups]) -> int:
-        """Fill the queue; return how many batches were made."""
-        count = 0
-        while True:
-            self.update()
-            try:
+    def generate(self, made: Queue[Groups]) -> None:
+        """Fill the queue."""
+        with contextlib.suppress(Closed):
+            while True:
+                self.update()
                 made.put(self.batch())
-            except Closed:
-                return count
-            count += 1
 
 
 class Scorer(Actor):
@@ -252,18 +249,15 @@ class Scorer(Actor):
     @endpoint
     def score(self, made: Queue[Groups], scored: Queue[Groups]) -> None:
         """Score groups until there are no more."""
-        for groups in made:
-            rewards = rewards_of(groups.prompts, groups.completions)
-            try:
+        with contextlib.suppress(Closed):
+            for groups in made:
+                rewards = rewards_of(groups.prompts, groups.completions)
                 scored.put(groups._replace(rewards=rewards))
-            except Closed:
-                return
 
 
 class Result(NamedTuple):
-    """What a training has cost and learned."""
+    """The outcome of a training."""
 
-    batches: int
     lost: list[Restarted]
     accuracy: float
 
@@ -279,26 +273,22 @@ def train(
     host = this_host()
     scorer = host.spawn_procs(name="scorer").spawn("scorer", Scorer)
     made, scored = Queue[Groups](maxsize=2), Queue[Groups](maxsize=2)
-    calls: list[Future[int]] = []
-
-    def begin(rank: int) -> None:
-        calls.append(actors.slice(generators=rank).generate.call_one(made))
-
     procs = host.spawn_procs({"generators": generators}, name="generators")
-    supervisor = Supervisor(max_restarts=10, on_restart=lambda event: begin(event.rank))
+    supervisor = Supervisor(
+        max_restarts=10,
+        on_restart=lambda event: actors.slice(generators=event.rank).generate.broadcast(made),
+    )
     actors = supervisor.spawn(procs, "generators", Generator, learner, seed + 1)
-    for rank in range(generators):
-        begin(rank)
-    scoring = scorer.score.call_one(made, scored)
+    # No call waits for a result of these two. So an exception in them is a failure of the actor: a
+    # generator is replaced, a failed scorer ends the script.
+    actors.generate.broadcast(made)
+    scorer.score.broadcast(made, scored)
     for step in range(1, steps + 1):
         show(step, learner.learn.call_one(scored.get()).get())
     accuracy = learner.accuracy.call_one().get()
     made.close()
     scored.close()
-    supervisor.healthy.get()
-    batches = sum(call.get() for call in list(calls) if call.exception() is None)
-    scoring.get()
-    return Result(batches, supervisor.restarts, accuracy)
+    return Result(supervisor.restarts, accuracy)
 
 
 def draw(rewards: list[float], title: str, path: Path) -> None:
@@ -352,7 +342,7 @@ def run(learner: Learner, args: argparse.Namespace, picture: str) -> None:
     began = time.monotonic()
     result = train(learner, args.steps, args.generators, args.seed, show)
     seconds = time.monotonic() - began
-    print(f"{args.steps} steps in {seconds:.1f} s, {result.batches} batches were generated")
+    print(f"{args.steps} steps in {seconds:.1f} s")
     for event in result.lost:
         print(f"generator {event.rank} was lost, and replaced after {event.seconds:.1f} s")
     print(f"right answers: {result.accuracy:.0%}")
