@@ -30,6 +30,7 @@ Needs torch and numpy: pip install 'pymonarch[examples]'. With matplotlib it als
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import time
 from collections.abc import Callable
@@ -48,7 +49,6 @@ from jobs import add_arguments, hosts_of  # beside this file
 
 from monarch.actor import (
     Actor,
-    Future,
     HostMesh,
     Point,
     Restarted,
@@ -249,16 +249,12 @@ class Generator(Actor):
         return Groups(self.version, prompts, completions, log_probs)
 
     @endpoint
-    def generate(self, made: Queue[Groups]) -> int:
-        """Fill the queue; return how many batches were made."""
-        count = 0
-        while True:
-            self.update()
-            try:
+    def generate(self, made: Queue[Groups]) -> None:
+        """Fill the queue."""
+        with contextlib.suppress(Closed):
+            while True:
+                self.update()
                 made.put(self.batch())
-            except Closed:
-                return count
-            count += 1
 
 
 class Scorer(Actor):
@@ -267,18 +263,15 @@ class Scorer(Actor):
     @endpoint
     def score(self, made: Queue[Groups], scored: Queue[Groups]) -> None:
         """Score groups until there are no more."""
-        for groups in made:
-            rewards = rewards_of(groups.prompts, groups.completions)
-            try:
+        with contextlib.suppress(Closed):
+            for groups in made:
+                rewards = rewards_of(groups.prompts, groups.completions)
                 scored.put(groups._replace(rewards=rewards))
-            except Closed:
-                return
 
 
 class Result(NamedTuple):
-    """What a training has cost and learned."""
+    """The outcome of a training."""
 
-    batches: int
     lost: list[Restarted]
     accuracy: float
 
@@ -302,27 +295,23 @@ def train(
     """
     scorer = first_of(hosts).spawn_procs(name="scorer").spawn("scorer", Scorer)
     made, scored = Queue[Groups](maxsize=2), Queue[Groups](maxsize=2)
-    calls: list[Future[int]] = []
-
-    def begin(rank: int) -> None:
-        one = actors.slice(**Point(rank, procs.extent))
-        calls.append(one.generate.call_one(made))
-
     procs = hosts.spawn_procs({"generators": generators}, name="generators")
-    supervisor = Supervisor(max_restarts=10, on_restart=lambda event: begin(event.rank))
+
+    def again(event: Restarted) -> None:
+        actors.slice(**Point(event.rank, procs.extent)).generate.broadcast(made)
+
+    supervisor = Supervisor(max_restarts=10, on_restart=again)
     actors = supervisor.spawn(procs, "generators", Generator, learner, seed + 1)
-    for rank in range(procs.size()):
-        begin(rank)
-    scoring = scorer.score.call_one(made, scored)
+    # No call waits for a result of these two. So an exception in them is a failure of the actor: a
+    # generator is replaced, a failed scorer ends the script.
+    actors.generate.broadcast(made)
+    scorer.score.broadcast(made, scored)
     for step in range(1, steps + 1):
         show(step, learner.learn.call_one(scored.get()).get())
     accuracy = learner.accuracy.call_one().get()
     made.close()
     scored.close()
-    supervisor.healthy.get()
-    batches = sum(call.get() for call in list(calls) if call.exception() is None)
-    scoring.get()
-    return Result(batches, supervisor.restarts, accuracy)
+    return Result(supervisor.restarts, accuracy)
 
 
 def draw(rewards: list[float], title: str, path: Path) -> None:
@@ -376,7 +365,7 @@ def run(hosts: HostMesh, learner: Learner, args: argparse.Namespace, picture: st
     began = time.monotonic()
     result = train(hosts, learner, args.steps, args.generators, args.seed, show)
     seconds = time.monotonic() - began
-    print(f"{args.steps} steps in {seconds:.1f} s, {result.batches} batches were generated")
+    print(f"{args.steps} steps in {seconds:.1f} s")
     for event in result.lost:
         print(f"generator {event.rank} was lost, and replaced after {event.seconds:.1f} s")
     print(f"right answers: {result.accuracy:.0%}")

@@ -27,6 +27,7 @@ from urllib.request import HTTPCookieProcessor, build_opener
 import pytest
 
 from tests.kubernetes_kit import Cluster
+from monarch.job.os_process import OsProcess, descendants
 from tests.network import unavailable
 from tests.processes import files_of_processes
 from tests.sshd import serving
@@ -626,8 +627,22 @@ def test_grpo(tmp_path: Path) -> None:
     assert [int(step) for step, _ in shown] == [*range(10, 101, 10)]
     rewards = [float(reward) for _, reward in shown]
     assert sum(rewards[-2:]) > sum(rewards[:2]) + 0.5
-    assert number(r"100 steps in .* s, (\d+) batches were generated", out) >= 100
     assert number(r"\nright answers: +(\d+)%\n", out) >= 40
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@with_torch
+def test_grpo_replaces_a_generator(tmp_path: Path) -> None:
+    command = [sys.executable, "-u", str(EXAMPLES / "grpo.py"), "--steps", "60"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        next(line for line in program.stdout if line.startswith("    6 "))
+        newest = max(descendants([OsProcess.of(program.pid)]), key=lambda each: each[::-1])
+        newest.send(signal.SIGKILL)  # the last one that was spawned is a generator
+        rest = program.stdout.read()
+    assert program.returncode == 0, rest
+    assert re.search(r"^generator 1 was lost, and replaced after [\d.]+ s$", rest, re.MULTILINE)
 
 
 @pytest.mark.torch
