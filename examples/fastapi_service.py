@@ -13,7 +13,7 @@ States. A request goes to the replica that has the least to do.
 - A client that closes its connection ends the work on its stream.
 - Ctrl-C and SIGTERM let the requests under way end, and stop the replicas.
 
-Needs fastapi and uvicorn: pip install 'pymonarch[examples]'
+Needs fastapi and uvicorn: pip install 'pymonarch[fastapi]'
 """
 
 import argparse
@@ -34,7 +34,7 @@ try:
     from fastapi import FastAPI, HTTPException, Query
     from fastapi.responses import StreamingResponse
 except ImportError as missing:
-    sys.exit(f"{missing}. Try: pip install 'pymonarch[examples]'")
+    sys.exit(f"{missing}. Try: pip install 'pymonarch[fastapi]'")
 
 from monarch.actor import Actor, Future, Port, SupervisionError, Supervisor, endpoint, this_host
 from monarch.recipes import ActorPool, stream

@@ -87,4 +87,5 @@ def test_one_of_two_hosts_is_enough(host_mesh: HostMesh) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(pytest.main([__file__, *sys.argv[1:]]))
+    # In an interpreter that has not imported what pytest instruments.
+    os.execv(sys.executable, [sys.executable, "-m", "pytest", __file__, *sys.argv[1:]])

@@ -8,7 +8,7 @@ With TensorBoard each rank has a folder, which is a run there.
     tensorboard --logdir out/tracking/tensorboard
     wandb sync out/tracking/wandb/offline-run-*         # uploads the runs, if you have an account
 
-Needs torch, tensorboard and wandb: pip install 'pymonarch[examples]'
+Needs torch, tensorboard and wandb: pip install 'pymonarch[tensorboard,wandb]'
 """
 
 import argparse
@@ -20,7 +20,7 @@ try:
     import wandb
     from torch.utils.tensorboard import SummaryWriter
 except ImportError as missing:
-    sys.exit(f"{missing}. Try: pip install 'pymonarch[examples]'")
+    sys.exit(f"{missing}. Try: pip install 'pymonarch[tensorboard,wandb]'")
 
 from monarch.actor import Actor, current_rank, current_size, endpoint, this_host
 

@@ -599,6 +599,7 @@ def test_torch_store(tmp_path: Path) -> None:
         assert [float(total) for total in totals] == [pytest.approx(float(expected), abs=1e-2)] * 3
 
 
+@pytest.mark.failures
 def test_testing(tmp_path: Path) -> None:
     done = example("testing", "-p", "no:cacheprovider", cwd=tmp_path)
     assert "5 passed" in done.stdout

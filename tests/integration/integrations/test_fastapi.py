@@ -22,6 +22,8 @@ from tests.processes import files_of_processes
 httpx = pytest.importorskip("httpx", reason="needs httpx")
 pytest.importorskip("fastapi", reason="needs fastapi")
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(__file__).resolve().parents[3] / "examples" / "fastapi_service.py"
 WAIT = 60.0
 SLOW = {"prompt": "We", "words": 1000, "pause": 0.05}

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 __all__ = ["host_mesh", "mesh_failures", "monarch_checked", "proc_mesh", "spawn_procs"]
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     """Declare the options."""
+    _import_as_usual(pluginmanager)
     parser.getgroup("monarch").addoption(
         "--monarch-seed",
         type=int,
@@ -142,6 +143,17 @@ def mesh_failures(request: pytest.FixtureRequest, monarch_checked: MeshFailures)
     if not _is_simulated(request.node):
         monarch_checked.expected = True
     return monarch_checked
+
+
+def _import_as_usual(pluginmanager: pytest.PytestPluginManager) -> None:
+    """Withdraw that pytest rewrites the asserts of this package.
+
+    It does so in all modules of a package with a plugin, which makes the import of `monarch.actor`
+    seven times as slow. The names are private to pytest, which would only be slow without them.
+    """
+    marked = getattr(pluginmanager.rewrite_hook, "_must_rewrite", None)
+    if isinstance(marked, set):
+        marked.discard("monarch")
 
 
 def _is_simulated(item: pytest.Item) -> bool:
