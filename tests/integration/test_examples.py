@@ -26,8 +26,8 @@ from urllib.request import HTTPCookieProcessor, build_opener
 
 import pytest
 
-from tests.kubernetes_kit import Cluster
 from monarch.job.os_process import OsProcess, descendants
+from tests.kubernetes_kit import Cluster
 from tests.network import unavailable
 from tests.processes import files_of_processes
 from tests.sshd import serving
