@@ -1,4 +1,4 @@
-"""What the site has beside the Markdown files of docs, and where links to the repository lead.
+"""Adds pages to the site that are no Markdown files of docs, and leads links to them.
 
 mkdocs calls the functions ``on_...``. Pages that are made here have no file, since each has its
 source elsewhere: README.md and CONTRIBUTING.md, the programs and notebooks of examples/, docstrings
