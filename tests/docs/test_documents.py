@@ -9,6 +9,7 @@ uses other languages at its fences.
 from __future__ import annotations
 
 import doctest
+import importlib.util
 import os
 import re
 import shutil
@@ -24,6 +25,10 @@ with_fuse = pytest.mark.skipif(
     not (os.path.exists("/dev/fuse") and shutil.which("fusermount3")),
     reason="FUSE mounts need /dev/fuse and fusermount3 (package fuse3)",
 )
+with_lightning = pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, ("lightning", "accelerate"))),
+    reason="needs pymonarch[lightning,accelerate]",
+)
 
 DOCUMENTS = [
     "README.md",
@@ -31,6 +36,7 @@ DOCUMENTS = [
     "docs/failures.md",
     "docs/jobs.md",
     "docs/observability.md",
+    pytest.param("docs/integrations.md", marks=with_lightning),
     pytest.param("docs/mounts.md", marks=with_fuse),
     "docs/jobs/local.md",
     "docs/rdma.md",
@@ -49,7 +55,7 @@ PAGES_WITH_SIDES = {
 }
 """Pages whose blocks have titles: those of one title are one script, and all print the same."""
 
-ELSEWHERE = {"docs/mistakes.md", "docs/tutorial.md"}
+ELSEWHERE = {"docs/mistakes.md", "docs/notebooks.md", "docs/tutorial.md"}
 """Pages that have a test of their own."""
 
 EXCUSED = re.compile(r"<!-- (?:run by tests/[\w/]+\.py|not run: [^>]+) -->\s*\Z")
