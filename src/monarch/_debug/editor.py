@@ -309,10 +309,10 @@ class _Listener:
         elif message.get("command") == "disconnect":
             _detached()
         elif event == "stopped":
-            _stopped.add(body["threadId"])
+            _stopped.add(body.get("threadId", 0))
             tell_client(op="stopped", threads=len(_stopped))
         elif event == "continued":
-            _stopped.discard(body["threadId"])
+            _stopped.discard(body.get("threadId", 0))
             tell_client(op="stopped", threads=len(_stopped))
 
 
