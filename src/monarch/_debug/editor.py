@@ -47,6 +47,7 @@ PURPOSE = "debuggee"
 """The purpose of side streams for the protocol."""
 
 _SIZE = 1 << 16
+_OLDEST = (1, 8, 9)  # version of debugpy
 _ACTORS = "monarch-actor-"  # the begin of the names of their threads
 _QUIET = "PYDEVD_DISABLE_FILE_VALIDATION"  # no warnings about modules of the standard library
 
@@ -63,20 +64,30 @@ def on_request(proc: Proc, link: FrameLink, frame: Frame) -> None:
     request = _spi.Request(proc, link, frame)
     if json.loads(request.body)["op"] == "check":
         has_debugpy = importlib.util.find_spec("debugpy") is not None
-        answer = {"cwd": os.getcwd(), "error": "" if has_debugpy else _missing(proc.hostname)}
-        request.answer(json.dumps(answer).encode())
+        error = "" if has_debugpy else _missing(proc.hostname)
+        request.answer(json.dumps({"cwd": _folder(), "error": error}).encode())
     else:
         _spi.start_thread("monarch-editor", lambda: _start(request))
 
 
+def _folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # it was removed
+        return ""
+
+
 def _missing(host: str) -> str:
-    return f"debugpy is not installed on {host}: pip install 'pymonarch[debugger]' there"
+    return f"an editor needs debugpy on {host}: pip install 'pymonarch[debugger]' there"
 
 
 def _start(request: _spi.Request) -> None:
     """Start debugpy unless it runs, and be ready for the stream of an editor."""
     global _server
     _leave_untraced(threading.current_thread())
+    if _busy.locked():
+        request.refuse("another editor is connected")
+        return
     try:
         with _lock:
             if _server is None:
@@ -178,6 +189,7 @@ class _Server:
         _leave_untraced(threading.current_thread())
         stream.setblocking(True)
         with stream, socket.create_connection(self.debugger._server_socket_name) as debuggee:
+            self._trace()
             self._authorize(debuggee)
             back = threading.Thread(target=_copy, args=(debuggee, stream), name="monarch-editor")
             back.daemon = True
@@ -190,7 +202,22 @@ class _Server:
             with contextlib.suppress(OSError):
                 debuggee.shutdown(socket.SHUT_RDWR)
             back.join()
+        self._leave_all_untraced()
         _detached()
+
+    def _trace(self) -> None:
+        """Trace all threads of the program, those that run already included."""
+        self.debugger.patch_threads()
+        self.debugger.enable_tracing(self.debugger.trace_dispatch, apply_to_all_threads=True)
+        self.debugger.set_tracing_for_untraced_contexts()
+
+    def _leave_all_untraced(self) -> None:
+        """Let the program run at its own speed again. (Tracing makes calls ten times as slow.)"""
+        if _module("_pydevd_bundle.pydevd_constants").PYDEVD_USE_SYS_MONITORING:
+            return  # Python 3.12 and later, where it costs nothing without breakpoints
+        _module("_pydev_bundle.pydev_monkey").undo_patch_thread_modules()
+        threading.settrace(None)  # of new threads
+        _module("pydevd_tracing").set_trace_to_threads(_end_trace)
 
     def _authorize(self, debuggee: socket.socket) -> None:
         """Show the token, and take the answer off the stream."""
@@ -215,6 +242,9 @@ def _load() -> None:
     if not has_choice:
         os.environ[_QUIET] = "1"
     try:
+        version = _module("debugpy").__version__
+        if tuple(map(int, version.split(".")[:3])) < _OLDEST:
+            raise ImportError(f"{_missing(socket.gethostname())} (there is {version}, too old)")
         _module("debugpy.server.api")
     except ModuleNotFoundError as error:
         if error.name != "debugpy":
@@ -238,6 +268,11 @@ def _folder_of(package: str) -> str:
 def _leave_untraced(thread: Any) -> None:
     """Have pydevd neither trace, stop nor show a thread."""
     thread.pydev_do_not_trace = thread.is_pydev_daemon_thread = True
+
+
+def _end_trace(*_event: Any) -> None:
+    """End the tracing of a thread: it calls this at its next function call."""
+    sys.settrace(None)
 
 
 def _copy(source: socket.socket, target: socket.socket) -> None:
@@ -274,10 +309,10 @@ class _Listener:
         elif message.get("command") == "disconnect":
             _detached()
         elif event == "stopped":
-            _stopped.add(body["threadId"])
+            _stopped.add(body.get("threadId", 0))
             tell_client(op="stopped", threads=len(_stopped))
         elif event == "continued":
-            _stopped.discard(body["threadId"])
+            _stopped.discard(body.get("threadId", 0))
             tell_client(op="stopped", threads=len(_stopped))
 
 

@@ -174,6 +174,8 @@ class RemotePdb(pdb.Pdb):
         """Stop in ``frame`` and run commands."""
         self._place = self._first = None
         super().interaction(frame, traceback, *args)
+        if sys.gettrace() not in (None, self.trace_dispatch):
+            sys.settrace(self.trace_dispatch)  # an editor has connected, and not attached
         if self._editor is not None:
             editor, self._editor = self._editor, None
             self._finish()

@@ -147,7 +147,7 @@ def _launch_json(chosen: list[_Debuggee], ports: list[int]) -> str:
             "request": "attach",
             "connect": {"host": "127.0.0.1", "port": port},
         }
-        if each.cwd != os.getcwd():
+        if each.cwd not in ("", os.getcwd()):
             mapping = {"localRoot": "${workspaceFolder}", "remoteRoot": each.cwd}
             configuration["pathMappings"] = [mapping]
         configurations.append(configuration)
