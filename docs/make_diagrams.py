@@ -89,7 +89,7 @@ def layer_diagram(name: str) -> str:
         rows = [", ".join(parts[at : at + 4]) for at in range(0, len(parts), 4)]
         lines.append(f'    layer{level}["{"<br>".join(rows)}"]')
     lines += [f"    layer{level} --> layer{level + 1}" for level in range(len(layers) - 1)]
-    return "\n".join(["flowchart TD", *lines])
+    return "\n".join([f"flowchart {'LR' if len(layers) < 6 else 'TD'}", *lines])
 
 
 def page(text: str) -> str:

@@ -23,6 +23,7 @@ REMEDIES = {
     r"opentelemetry": "pip install '.[telemetry]'",
     r"'numpy'": "pip install numpy",
     r"matplotlib|sklearn|rich": "pip install '.[examples]'",
+    r"mkdocs": "pip install '.[docs]'",
     r"'hatchling'": "pip install '.[dev]'",
 }
 """By a pattern of the reason, what a person can do about it. Others are listed as they are."""
