@@ -87,5 +87,4 @@ def test_one_of_two_hosts_is_enough(host_mesh: HostMesh) -> None:
 
 
 if __name__ == "__main__":
-    # In an interpreter that has not imported what pytest instruments.
-    os.execv(sys.executable, [sys.executable, "-m", "pytest", __file__, *sys.argv[1:]])
+    sys.exit(pytest.main([__file__, *sys.argv[1:]]))

@@ -3,6 +3,7 @@
 Programs import from the subpackages: `monarch.actor` (actors, meshes, endpoints) and
 `monarch.config` (settings). A few names are reachable here as well, and each is loaded on first
 use. Importing `monarch` itself loads only the table of old import paths (`monarch._compat`).
+pytest, which finds a plugin in this package, imports it as usual: PYTEST_DONT_REWRITE.
 
 >>> import monarch
 >>> monarch.Extent(["hosts", "gpus"], [2, 4])
