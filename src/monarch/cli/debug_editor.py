@@ -35,7 +35,7 @@ class _Debuggee(NamedTuple):
 
 
 def serve_editors(door: Door, name: str | None, ranks: str | None, port: int | None) -> int:
-    """Print a launch.json for the chosen ranks, and serve editors until Ctrl-C.
+    """Print the configurations of an editor for the chosen ranks, and serve editors until Ctrl-C.
 
     Args:
         door: of the script.
