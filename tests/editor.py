@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 import json
 import queue
@@ -80,16 +81,8 @@ class Editor:
         self.socket.close()
 
     def _read(self) -> None:
-        with self.socket.makefile("rb") as stream:
-            while True:
-                size = 0
-                while (line := stream.readline()) not in (b"\r\n", b""):
-                    if line.lower().startswith(b"content-length:"):
-                        size = int(line.split(b":")[1])
-                body = stream.read(size) if line else b""
-                if not body:
-                    break
-                message = json.loads(body)
+        with self.socket.makefile("rb") as stream, contextlib.suppress(ConnectionResetError):
+            while message := _message(stream):
                 if message["type"] == "event":
                     self._events.put(message)
                 elif message["type"] == "response":
@@ -100,6 +93,19 @@ class Editor:
         with self._changed:
             self._ended = True
             self._changed.notify_all()
+
+
+def _message(stream: io.BufferedReader) -> dict[str, Any] | None:
+    """Return the next message; None at the end."""
+    size = 0
+    while (line := stream.readline()) not in (b"\r\n", b""):
+        if line.lower().startswith(b"content-length:"):
+            size = int(line.split(b":")[1])
+    body = stream.read(size) if line else b""
+    if not body:
+        return None
+    found: dict[str, Any] = json.loads(body)
+    return found
 
 
 class Stop:

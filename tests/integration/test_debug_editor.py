@@ -30,7 +30,13 @@ if sys.platform != "linux":
 WAIT = 60.0
 
 
-class Trainer(Actor):
+class Ready(Actor):
+    @endpoint
+    def ready(self) -> None:
+        """Answer."""
+
+
+class Trainer(Ready):
     """Stops in some endpoints, and not in others."""
 
     @endpoint
@@ -70,6 +76,10 @@ def helper(x: int) -> int:
 
 class Coroutines(Actor):
     @endpoint
+    async def ready(self) -> None:
+        """Answer."""
+
+    @endpoint
     async def step(self, x: int) -> int:
         y = x * 2
         breakpoint()
@@ -77,7 +87,7 @@ class Coroutines(Actor):
         return y
 
 
-class Neighbour(Actor):
+class Neighbour(Ready):
     @endpoint
     def ping(self) -> str:
         return "pong"
@@ -110,6 +120,13 @@ def procs(controller: Any) -> Iterator[Any]:
     made = this_host().spawn_procs({"gpus": 2})
     yield made
     made.stop().get(timeout=WAIT)
+
+
+def spawned(procs: Any, name: str, cls: type) -> Any:
+    """Spawn actors, and wait until the command can see them."""
+    mesh = procs.spawn(name, cls)
+    mesh.ready.call().get(timeout=WAIT)
+    return mesh
 
 
 def command(*words: str) -> list[str]:
@@ -161,7 +178,7 @@ def stopped(controller: Any, count: int) -> list[Any]:
 
 def test_one_rank_that_is_at_a_breakpoint(controller: Any, procs: Any) -> None:
     """It is handed over at its line; later the debugger of the terminal has it again."""
-    trainers = procs.slice(gpus=0).spawn("trainers", Trainer)
+    trainers = spawned(procs.slice(gpus=0), "trainers", Trainer)
     call = trainers.step.call_one(10)
     stopped(controller, 1)
     with serving() as launch:
@@ -201,7 +218,7 @@ def test_one_rank_that_is_at_a_breakpoint(controller: Any, procs: Any) -> None:
 
 
 def test_several_ranks_at_once(controller: Any, procs: Any) -> None:
-    trainers = procs.spawn("trainers", Trainer)
+    trainers = spawned(procs, "trainers", Trainer)
     call = trainers.step.call(10)
     stopped(controller, 2)
     with serving() as launch:
@@ -225,9 +242,8 @@ def test_several_ranks_at_once(controller: Any, procs: Any) -> None:
 
 def test_ranks_that_are_named(procs: Any) -> None:
     """Before they stop, and by the grammar of `cast`; other actors of the process go on."""
-    trainers = procs.spawn("trainers", Trainer)
-    neighbour = procs.slice(gpus=1).spawn("neighbour", Neighbour)
-    neighbour.ping.call_one().get(timeout=WAIT)
+    trainers = spawned(procs, "trainers", Trainer)
+    neighbour = spawned(procs.slice(gpus=1), "neighbour", Neighbour)
     with serving("trainers", "gpus=1") as launch:
         assert [each["name"] for each in launch["configurations"]] == ["trainers 1"]
         with attached(launch, LAST) as (editor,):
@@ -240,7 +256,7 @@ def test_ranks_that_are_named(procs: Any) -> None:
 
 
 def test_async_endpoint(controller: Any, procs: Any) -> None:
-    actor = procs.slice(gpus=0).spawn("coroutines", Coroutines)
+    actor = spawned(procs.slice(gpus=0), "coroutines", Coroutines)
     call = actor.step.call_one(4)
     stopped(controller, 1)
     with serving() as launch, attached(launch) as (editor,):
@@ -261,7 +277,7 @@ def test_async_endpoint(controller: Any, procs: Any) -> None:
 
 def test_an_editor_that_is_lost_lets_its_ranks_go_on(procs: Any) -> None:
     """Another one can attach afterwards, and not before."""
-    trainers = procs.slice(gpus=0).spawn("trainers", Trainer)
+    trainers = spawned(procs.slice(gpus=0), "trainers", Trainer)
     with serving("trainers") as launch:
         with attached(launch) as (editor,):
             call = trainers.twice.call_one(3)
@@ -284,7 +300,7 @@ def test_an_editor_that_is_lost_lets_its_ranks_go_on(procs: Any) -> None:
 
 
 def test_time_limits_stand_still(procs: Any) -> None:
-    trainers = procs.slice(gpus=0).spawn("trainers", Trainer)
+    trainers = spawned(procs.slice(gpus=0), "trainers", Trainer)
     PAUSES.begin("test")  # while the rank is on its way to the breakpoint, and back
     try:
         with serving("trainers") as launch, attached(launch) as (editor,):
@@ -304,7 +320,7 @@ def test_after_an_error(procs: Any) -> None:
     configure(postmortem=True)
     try:
         failing = this_host().spawn_procs()  # with the setting
-        trainers = failing.spawn("trainers", Trainer)
+        trainers = spawned(failing, "trainers", Trainer)
         with serving("trainers") as launch, attached(launch) as (editor,):
             call = trainers.fails.call_one(7)
             stop = editor.stop()
@@ -328,7 +344,7 @@ def refused(*words: str) -> str:
 
 
 def test_errors_name_the_remedy(procs: Any) -> None:
-    trainers = procs.spawn("trainers", Trainer)
+    trainers = spawned(procs, "trainers", Trainer)
     trainers.lacks.call("debugpy").get(timeout=WAIT)
     assert "no rank is at a breakpoint; name those" in refused()
     assert "there is no losers" in (error := refused("losers"))

@@ -136,7 +136,7 @@ def stop(frame: FrameType, error: BaseException | None = None) -> bool:
     thread: Any = threading.current_thread()
     _module("pydevd").settrace(suspend=False, trace_only_current_thread=True, notify_stdin=False)
     debugger.set_trace_for_frame_and_parents(thread.ident, frame)
-    debugger.set_suspend(thread, set_break)
+    debugger.set_suspend(thread, set_break, suspend_requested=True)
     if not debugger.is_attached():  # an editor that disconnects later resumes the thread
         thread.additional_info.pydev_state = constants.STATE_RUN
         return False
@@ -145,6 +145,8 @@ def stop(frame: FrameType, error: BaseException | None = None) -> bool:
     else:
         raised = type(error), error, error.__traceback__
         debugger.do_wait_suspend(thread, frame, "exception", raised)
+    if constants.PYDEVD_USE_SYS_MONITORING:  # for the step that the editor may have asked for
+        _module("_pydevd_sys_monitoring.pydevd_sys_monitoring").restart_events()
     return True
 
 
