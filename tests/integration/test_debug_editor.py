@@ -138,7 +138,7 @@ def command(*words: str) -> list[str]:
 
 @contextlib.contextmanager
 def serving(*words: str) -> Generator[dict[str, Any]]:
-    """Run the command, and yield the launch.json that it prints."""
+    """Run the command, and yield the configurations that it prints."""
     with subprocess.Popen(command(*words), stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None

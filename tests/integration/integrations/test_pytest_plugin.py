@@ -249,7 +249,7 @@ def test_help_and_misuse(pytester: pytest.Pytester) -> None:
 def test_the_page_shows_the_example() -> None:
     root = Path(__file__).resolve().parents[3]
     page = (root / "docs" / "testing.md").read_text()
-    shown = re.findall(r"(?s)^```python\n(.*?)^```$", page, re.MULTILINE)
+    shown = re.findall(r"(?s)^<!-- run by [^>]+ -->\n```python\n(.*?)^```$", page, re.MULTILINE)
     program = (root / "examples" / "testing.py").read_text()
     assert len(shown) == 3
     assert [code for code in shown if code not in program] == []
