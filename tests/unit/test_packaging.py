@@ -113,7 +113,7 @@ def test_no_system_is_claimed_but_the_one_that_the_tests_run_on(project: dict[st
 
 def test_all_takes_every_extra_that_adds_a_feature(project: dict[str, Any]) -> None:
     extras = project["project"]["optional-dependencies"]
-    other = {"all", "bench", "dev", "examples", "release", "test", "test-core"}
+    other = {"all", "bench", "dev", "docs", "examples", "release", "test", "test-core"}
     # These do not fit beside other packages: they want an old urllib3, and an old click.
     other |= {"torchx", "skypilot"}
     assert extras["all"] == [f"pymonarch[{','.join(sorted(set(extras) - other))}]"]
