@@ -5,22 +5,26 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from monarch.actor import Future
 
+if TYPE_CHECKING:
+    import concurrent.futures
+
 __all__ = ["first"]
 
-T = TypeVar("T")
+F = TypeVar("F", bound="Future[Any] | concurrent.futures.Future[Any]")
 
 
 def first(
-    futures: Iterable[Future[T]], count: int = 1, *, timeout: float | None = None
-) -> tuple[list[Future[T]], list[Future[T]]]:
+    futures: Iterable[F], count: int = 1, *, timeout: float | None = None
+) -> tuple[list[F], list[F]]:
     """Wait until `count` of the futures have an outcome; return those, and the others.
 
-    The futures with an outcome, a value or an error, come in the order in which they got it, and
-    are at most `count`; the others are in the order of the arguments. Blocks the calling thread.
+    They are calls, or what an `Executor` has submitted. Those with an outcome, a value or an error,
+    come in the order in which they got it, and are at most `count`; the others are in the order of
+    the arguments. Blocks the calling thread.
     After `timeout` seconds there may be fewer than `count`; there is no error for that. In an async
     endpoint, `asyncio.wait` does the same with ``return_when=asyncio.FIRST_COMPLETED``.
 
@@ -46,10 +50,10 @@ def first(
         raise ValueError(f"count must be between 1 and the {len(given)} futures, not {count}")
     if len(set(map(id, given))) < len(given):
         raise ValueError("a future is there twice")
-    done: list[Future[T]] = []
+    done: list[F] = []
     changed = threading.Condition()
 
-    def settled(future: Future[T], _: Future[T]) -> None:
+    def settled(future: F, _: object) -> None:
         with changed:
             done.append(future)
             changed.notify()
@@ -61,6 +65,7 @@ def first(
         changed.wait_for(lambda: len(done) >= count, timeout)
         found = done[:count]
     for future, callback in zip(given, callbacks, strict=True):
-        future.remove_done_callback(callback)
+        if isinstance(future, Future):  # that of concurrent.futures keeps its callbacks
+            future.remove_done_callback(callback)
     chosen = set(map(id, found))
     return found, [future for future in given if id(future) not in chosen]

@@ -30,9 +30,9 @@ class progress(Generic[T]):  # noqa: N801 - used like a function
     Args:
         items: what is iterated over: results, futures, or an asynchronous iterable of them, for
             ``async for``.
+        label: a text before the numbers.
         total: how many items there will be; default: ``len(items)``, if it has a length. Without a
             total the time that is left is not known.
-        label: a text before the numbers.
         every: seconds between two lines, where there is neither a terminal nor a notebook.
 
     An item counts when the loop asks for the next one. An item that is a future and has an error by
@@ -42,16 +42,16 @@ class progress(Generic[T]):  # noqa: N801 - used like a function
     In a terminal the bar needs ``rich`` (``pip install 'pymonarch[progress]'``), and raises
     ModuleNotFoundError without it.
 
-    >>> sum(progress(range(5), label="squares"))
+    >>> sum(progress(range(5), "squares"))
     10
     """
 
     def __init__(
         self,
         items: Iterable[T] | AsyncIterable[T],
-        total: int | None = None,
-        *,
         label: str = "",
+        *,
+        total: int | None = None,
         every: float = 10.0,
     ) -> None:
         self._items: Any = items

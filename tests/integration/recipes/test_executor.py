@@ -16,7 +16,7 @@ import pytest
 
 import monarch.actor
 from monarch.actor import Actor, SupervisionError, endpoint, this_host
-from monarch.recipes import Executor
+from monarch.recipes import Executor, first
 
 from .conftest import WAIT
 
@@ -25,6 +25,21 @@ from .conftest import WAIT
 def executor(procs: Any) -> Iterator[Executor]:
     with Executor(procs) as executor:
         yield executor
+
+
+def test_the_first_of_several_functions(executor: Executor, tmp_path: Path) -> None:
+    def wait(path: Path) -> str:
+        while not path.exists():
+            time.sleep(0.01)
+        return path.name
+
+    calls = [executor.submit(wait, tmp_path / name) for name in ("late", "soon")]
+    (tmp_path / "soon").touch()
+    done, pending = first(calls, timeout=WAIT)
+    assert (done, pending) == ([calls[1]], [calls[0]])
+    (tmp_path / "late").touch()
+    assert [call.result(WAIT) for call in calls] == ["late", "soon"]
+    assert first(calls, 2) == (calls, [])
 
 
 def test_results_in_order_and_as_they_come(executor: Executor) -> None:

@@ -24,7 +24,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 
 def test_a_log_has_a_line_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
-    assert list(progress(iter("abc"), 3, label="letters")) == ["a", "b", "c"]
+    assert list(progress(iter("abc"), "letters", total=3)) == ["a", "b", "c"]
     assert said(capsys) == ["letters: 3/3"]
     assert sum(progress(range(4))) == 6
     assert said(capsys) == ["4/4"]
@@ -72,7 +72,7 @@ def test_asynchronous_items(capsys: pytest.CaptureFixture[str]) -> None:
             yield number
 
     async def main() -> list[int]:
-        return [number async for number in progress(numbers(), 3)]
+        return [number async for number in progress(numbers(), total=3)]
 
     assert asyncio.run(main()) == [0, 1, 2]
     assert said(capsys) == ["3/3"]
@@ -81,7 +81,7 @@ def test_asynchronous_items(capsys: pytest.CaptureFixture[str]) -> None:
 SCRIPT = """
 import sys
 from monarch.recipes import progress
-for word in progress(iter(sys.stdin.readline, ""), 2, label="words"):
+for word in progress(iter(sys.stdin.readline, ""), "words", total=2):
     print("said", word.strip())
 print("end")
 """
