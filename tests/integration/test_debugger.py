@@ -4,6 +4,7 @@
 
 import asyncio
 import bdb
+import contextlib
 import os
 import queue
 import re
@@ -1001,6 +1002,14 @@ class TestServer:
     def test_loopback_unless_told_otherwise(self, listen):
         addresses, log = listen(PORT="0")
         assert addresses in (["127.0.0.1"], ["::1"])
+        assert log == ""
+
+    def test_two_scripts_of_a_machine_need_no_setting(self, listen):
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(OSError):  # another program has the port already
+                stack.enter_context(socket.create_server(("127.0.0.1", 27000)))
+            addresses, log = listen()
+        assert addresses in (["127.0.0.1"], ["::1"])  # of a free port, hence one only
         assert log == ""
 
     def test_an_open_address_brings_a_warning(self, listen):

@@ -27,8 +27,9 @@ attach to a process.
 password. The server listens on ``localhost`` only, from the first breakpoint (or the first
 `debug_controller`) to the end of the program. It serves only the user of the program, and root;
 `peer` explains how it identifies them. ``MONARCH_DEBUG_SERVER_HOST`` and
-``MONARCH_DEBUG_SERVER_PORT`` (default 27000) change the address. An address that other machines can
-reach brings a warning, since every peer is served there. From another machine, use an ssh tunnel.
+``MONARCH_DEBUG_SERVER_PORT`` (default 27000, or a free one) change the address. An address that
+other machines can reach brings a warning, since every peer is served there. From another machine,
+use an ssh tunnel.
 
 On systems that do not report which user has connected (all but Linux), the server does not start,
 unless ``MONARCH_DEBUG_SERVER_ANY_USER=1`` makes it serve all users of the machine.

@@ -222,7 +222,11 @@ def _lost(peer: int, _reason: str) -> None:
 
 
 async def _listen(serve: Any) -> asyncio.Server:
-    """Start the server at the address of the environment. Raises `RuntimeError` on failure."""
+    """Start the server at the address of the environment.
+
+    Without a port in the environment it is 27000, or a free one if another program has that.
+    Raises `RuntimeError` on failure.
+    """
     protocol = os.environ.get("MONARCH_DEBUG_SERVER_PROTOCOL", "tcp")
     if protocol != "tcp":
         raise RuntimeError(f"MONARCH_DEBUG_SERVER_PROTOCOL must be 'tcp', not {protocol!r}")
@@ -239,9 +243,13 @@ async def _listen(serve: Any) -> asyncio.Server:
         )
     try:
         addresses = _addresses(host)
-        if port == 0:  # any free port: each address would get a different one, so use only one
-            del addresses[1:]
-        server = await asyncio.start_server(serve, addresses, port)
+        try:
+            server = await _start(serve, addresses, port)
+        except OSError as error:
+            # Another script of this machine debugs, too. `monarch debug` needs no port.
+            if error.errno != errno.EADDRINUSE or "MONARCH_DEBUG_SERVER_PORT" in os.environ:
+                raise
+            server = await _start(serve, addresses, 0)
     except OSError as error:
         raise RuntimeError(
             f"the debug server can't listen on {host}:{port}: {error.strerror or error}. "
@@ -261,6 +269,12 @@ async def _listen(serve: Any) -> asyncio.Server:
 
 def _serves_any_user() -> bool:
     return os.environ.get("MONARCH_DEBUG_SERVER_ANY_USER", "").lower() in {"1", "true"}
+
+
+async def _start(serve: Any, addresses: builtins.list[str], port: int) -> asyncio.Server:
+    if port == 0:  # any free port: each address would get a different one, so use only one
+        addresses = addresses[:1]
+    return await asyncio.start_server(serve, addresses, port)
 
 
 def _addresses(host: str) -> list[str]:
