@@ -134,9 +134,9 @@ def stop(frame: FrameType, error: BaseException | None = None) -> bool:
     set_break = _module("_pydevd_bundle.pydevd_comm_constants").CMD_SET_BREAK
     debugger: Any = _server.debugger
     thread: Any = threading.current_thread()
-    _module("pydevd").settrace(suspend=False, trace_only_current_thread=True, notify_stdin=False)
-    debugger.set_trace_for_frame_and_parents(thread.ident, frame)
-    debugger.set_suspend(thread, set_break, suspend_requested=True)
+    _trace_this_thread()
+    debugger.disable_tracing()  # not the functions of the debugger, until the editor has answered
+    debugger.set_suspend(thread, set_break)
     if not debugger.is_attached():  # an editor that disconnects later resumes the thread
         thread.additional_info.pydev_state = constants.STATE_RUN
         return False
@@ -145,9 +145,19 @@ def stop(frame: FrameType, error: BaseException | None = None) -> bool:
     else:
         raised = type(error), error, error.__traceback__
         debugger.do_wait_suspend(thread, frame, "exception", raised)
-    if constants.PYDEVD_USE_SYS_MONITORING:  # for the step that the editor may have asked for
-        _module("_pydevd_sys_monitoring.pydevd_sys_monitoring").restart_events()
+    monitors = constants.PYDEVD_USE_SYS_MONITORING  # Python 3.12 and later
+    if monitors or debugger.is_attached():
+        _trace_this_thread()
+        debugger.set_trace_for_frame_and_parents(thread.ident, frame)
+    if monitors:
+        monitoring = _module("_pydevd_sys_monitoring.pydevd_sys_monitoring")
+        monitoring.update_monitor_events(suspend_requested=True)
+        monitoring.restart_events()  # otherwise lines passed before are not reported
     return True
+
+
+def _trace_this_thread() -> None:
+    _module("pydevd").settrace(suspend=False, trace_only_current_thread=True, notify_stdin=False)
 
 
 # -- debugpy -----------------------------------------------------------------------------------
