@@ -247,9 +247,7 @@ KINDS = (
     "index.html",
     "architecture.html",
     "errors/deadlock.html",
-    "examples/ping_pong.py.html",
     "from_ray.html",
-    "reference/commands.html",
     "reference/monarch.recipes.html",
 )
 """A page of each kind."""
