@@ -7,9 +7,10 @@ entry from the source. A name that several modules have is described on the page
 from __future__ import annotations
 
 import argparse
-import importlib
+import ast
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import monarch
 from monarch import _compat
@@ -62,6 +63,8 @@ TABLES = (
 )
 """Public modules whose names come from a table: `monarch` itself, and those of its tensors."""
 
+SOURCE = Path(monarch.__file__).parents[1]
+
 WIDTH = "80"
 """Columns of the texts of commands."""
 
@@ -70,8 +73,14 @@ def names_of(module: str) -> list[str]:
     """Return the public names of a module, without those that are modules themselves."""
     if module in TABLES:
         return sorted(homes_of(module))
-    found = importlib.import_module(module)
-    return sorted(name for name in found.__all__ if f"{module}.{name}" != "monarch.actor.config")
+    file = SOURCE.joinpath(*module.split("."))
+    text = (file / "__init__.py" if file.is_dir() else file.with_suffix(".py")).read_text()
+    names: list[str] = next(
+        ast.literal_eval(node.value)
+        for node in ast.parse(text).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    )
+    return sorted(name for name in names if f"{module}.{name}" != "monarch.actor.config")
 
 
 def homes_of(module: str) -> dict[str, str]:
@@ -114,9 +123,16 @@ def _page(module: str, described: dict[object, str]) -> str:
 def _key(module: str, name: str) -> object:
     """Return the same for all names of one object, and without importing torch."""
     home = homes_of(module).get(name, f"{module}:{name}")
-    if "._tensors." in home:
-        return home
-    return _identity(_compat.resolve(home))
+    value = None if "._tensors." in home else _value(home)
+    return home if value is None else _identity(value)
+
+
+def _value(home: str) -> object:
+    """Return an object, or None if a package is not installed that its module needs."""
+    try:
+        return _compat.resolve(home)
+    except (ImportError, RuntimeError):
+        return None
 
 
 def _identity(value: object) -> object:
@@ -127,7 +143,7 @@ def _has_described_base(module: str, name: str, described: dict[object, str]) ->
     """Whether a reader finds the inherited members of a class under another name."""
     if module in TABLES:
         return False
-    bases = getattr(getattr(importlib.import_module(module), name), "__mro__", ())[1:]
+    bases = getattr(_value(f"{module}:{name}"), "__mro__", ())[1:]
     return any(_identity(base) in described for base in bases)
 
 

@@ -203,6 +203,8 @@ sys.path.insert(0, str(DOCS / "site"))
 reference = importlib.import_module("reference")
 sys.path.pop(0)
 MODULES = (*reference.FILES, *reference.TABLES)
+OPTIONAL = {"monarch.integrations.accelerate", "monarch.integrations.lightning"}
+"""Modules that cannot be imported without the package that they are for."""
 
 
 def test_each_public_package_has_a_page() -> None:
@@ -222,8 +224,8 @@ def test_each_public_name_is_described(site: Site) -> None:
     for module in MODULES:
         page = site[f"reference/{module}.html"]
         names = {*reference.names_of(module)}
-        if module in reference.FILES:
-            names = {*importlib.import_module(module).__all__} - {"config"}
+        if module in reference.FILES and module not in OPTIONAL:
+            assert names == {*importlib.import_module(module).__all__} - {"config"}
         for name in names:
             place = f"reference/{module}.html", f"{module}.{name}"
             if place[1] not in page.entries:
