@@ -224,7 +224,7 @@ class _Server:
         self.debugger.set_tracing_for_untraced_contexts()
 
     def _leave_all_untraced(self) -> None:
-        """Let the program run at its own speed again. (Tracing makes calls ten times as slow.)"""
+        """Let the program run at its own speed again: tracing makes calls ten times as slow."""
         if _module("_pydevd_bundle.pydevd_constants").PYDEVD_USE_SYS_MONITORING:
             return  # Python 3.12 and later, where it costs nothing without breakpoints
         _module("_pydev_bundle.pydev_monkey").undo_patch_thread_modules()
