@@ -135,6 +135,7 @@ if TYPE_CHECKING:
     from monarch._engine.runtime.proc.ownership import OwnedMesh
     from monarch._engine.runtime.proc.proc import Proc, new_uid
     from monarch._engine.runtime.proc.side_stream import Caller
+    from monarch._engine.runtime.proc.time_limit import TimeLimit
     from monarch._engine.shapes import MeshTrait
     from monarch._engine.transport.frame_link import FrameLink
     from monarch._engine.transport.link import Link
@@ -155,6 +156,7 @@ if TYPE_CHECKING:
         at_call_end,
         before_calls,
         call_later,
+        call_within,
         current_context,
         failed,
         is_gone,
@@ -256,6 +258,7 @@ __all__ = [
     "Route",
     "SecretError",
     "Ticket",
+    "TimeLimit",
     "Timer",
     "Unreachable",
     "Verdict",
@@ -273,6 +276,7 @@ __all__ = [
     "by_value_pickler",
     "call_each",
     "call_later",
+    "call_within",
     "check_constructor",
     "client_proc",
     "come",
@@ -418,6 +422,7 @@ _NAMES = {
     "_engine.runtime.proc.ownership": "OwnedMesh",
     "_engine.runtime.proc.proc": "Proc new_uid",
     "_engine.runtime.proc.side_stream": "Caller",
+    "_engine.runtime.proc.time_limit": "TimeLimit",
     "_engine.shapes": "MeshTrait",
     "_engine.transport.frame_link": "FrameLink",
     "_engine.transport.link": "Link",
@@ -426,9 +431,9 @@ _NAMES = {
     "_engine.wire.frame": "CALL FAILURE Frame PROBE QUERY STOP",
     "_spi.answers": "call_each",
     "_spi.process": (
-        "Promise at_actor_end at_call_end before_calls call_later current_context failed is_gone "
-        "is_simulated open_door open_stream own_uid reactor_call resolved serve_streams settled "
-        "start_thread successor_of then when_gone"
+        "Promise at_actor_end at_call_end before_calls call_later call_within current_context "
+        "failed is_gone is_simulated open_door open_stream own_uid reactor_call resolved "
+        "serve_streams settled start_thread successor_of then when_gone"
     ),
     "_spi.levels": "UNITS statistics",
     "_spi.watched": ("fail_at_exit loss_of raise_loss settle_failures spawn_watched was_raised"),

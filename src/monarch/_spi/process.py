@@ -13,6 +13,7 @@ from monarch._engine.runtime.agent.client import client_proc
 from monarch._engine.runtime.io import environment as environments
 from monarch._engine.runtime.io.reactor import Reactor, Timer
 from monarch._engine.runtime.proc.side_stream import Caller
+from monarch._engine.runtime.proc.time_limit import TimeLimit
 
 if TYPE_CHECKING:
     from monarch._engine.runtime.direct.ticket import Door
@@ -23,6 +24,7 @@ __all__ = [
     "at_call_end",
     "before_calls",
     "call_later",
+    "call_within",
     "current_context",
     "failed",
     "is_gone",
@@ -240,6 +242,16 @@ def reactor_call() -> Callable[..., None]:
 def call_later(delay: float, callback: Callable[[], None]) -> Timer:
     """Run `callback()` on the reactor thread after `delay` seconds, unless cancelled."""
     return client_proc().reactor.call_later(delay, callback)
+
+
+def call_within(seconds: float, callback: Callable[[], None]) -> TimeLimit:
+    """Run `callback()` on the reactor thread after `seconds`, unless cancelled: a time limit.
+
+    Time in which a debugger has stopped the program does not count.
+    """
+    limit = TimeLimit(client_proc().reactor, seconds, environments.current.now(), callback)
+    limit.start()
+    return limit
 
 
 def start_thread(name: str, run: Callable[[], None]) -> None:

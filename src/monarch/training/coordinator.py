@@ -123,7 +123,7 @@ class Authority:
         self._offers: dict[Key, bytes] = {}
         self._fetching: dict[Key, list[_spi.Request]] = {}
         self._watched: set[Ticket] = set()
-        self._timer: _spi.Timer | None = None
+        self._timer: _spi.TimeLimit | None = None
         self._waits: Any = None
         self._round: Begin | None = None
         self._report: float | None = None
@@ -352,7 +352,7 @@ class Authority:
             self._timer.cancel()
             self._timer = None
         if waits is not None:
-            self._timer = _spi.call_later(self._timeout, self._expire)
+            self._timer = _spi.call_within(self._timeout, self._expire)
 
     def _expire(self) -> None:
         self._waits = self._timer = None

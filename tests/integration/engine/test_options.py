@@ -107,7 +107,7 @@ def expire(proc: Proc, endpoint: Any) -> None:
     def fire() -> None:
         reactor = proc.reactor
         for timer in [*reactor._new, *(timer for *_, timer in reactor._timers)]:
-            called = getattr(timer.callback, "args", ())  # of a call: its reactor, and the call
+            called = getattr(timer.callback, "args", ())  # of a call: the call itself, and more
             if any(getattr(each, "_endpoint", None) is endpoint for each in called):
                 timer.callback()  # type: ignore[misc]
 

@@ -38,7 +38,6 @@ from monarch._engine.base.features import hook
 from monarch._engine.mesh.call.context import context
 from monarch._engine.mesh.call.misuse import Misused
 from monarch._engine.mesh.call.undeliverable import ReturnPort, give_back
-from monarch._engine.mesh.results.expiry import expire
 from monarch._engine.mesh.results.future import PENDING, RAW, Future
 from monarch._engine.mesh.results.gather import Gather
 from monarch._engine.mesh.results.reply import (
@@ -55,6 +54,7 @@ from monarch._engine.runtime.cast.sender import gathers
 from monarch._engine.runtime.io import environment as environments
 from monarch._engine.runtime.proc.ownership import CallSink
 from monarch._engine.runtime.proc.proc import Proc
+from monarch._engine.runtime.proc.time_limit import TimeLimit
 from monarch._engine.transport.frame_link import FrameLink
 from monarch._engine.wire.call_meta import call_meta
 from monarch._engine.wire.codec import Payload
@@ -852,7 +852,7 @@ class _OptionedEndpoint(ActorEndpoint[P, R_co]):
     """An endpoint with options: overrides the two places where calls begin, to set their deadline.
 
     A deadline is a timer of the caller's reactor, set by the send and cancelled when the call is
-    settled. It moves by the time in which a debugger has stopped the program (`expire`). The called
+    settled. Time in which a debugger has stopped the program is added (`TimeLimit`). The called
     actors do not learn of it; a later answer finds its port closed. Calls without options have no
     code for deadlines.
     """
@@ -910,9 +910,15 @@ class _OptionedEndpoint(ActorEndpoint[P, R_co]):
         if self._timeout is None or waiting._phase != PENDING:
             return
         # The send itself may have waited.
-        end = functools.partial(expire, self.proc.reactor, waiting, self._timeout, began)
-        timer = self.proc.reactor.call_at(began + self._timeout, end)
+        due = functools.partial(self._due, waiting, self._timeout, began)
+        timer = self.proc.reactor.call_at(began + self._timeout, due)
         waiting._notify(timer.cancel)
+
+    def _due(self, waiting: Reply[Any] | Gather[Any], timeout: float, began: float) -> None:
+        if waiting._phase == PENDING:
+            limit = TimeLimit(self.proc.reactor, timeout, began, waiting._expire)
+            limit.examine()
+            waiting._notify(limit.cancel)
 
 
 def _checked(timeout: Any) -> float | None:
