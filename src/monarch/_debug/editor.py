@@ -3,8 +3,8 @@
 debugpy serves the protocol. It is loaded when an editor connects, and listens at a port of loopback
 only, which takes no request without a token that this process draws. The editor does not connect to
 that port. It connects to the command ``monarch debug --dap``, the command to the script, and the
-script opens a side stream to this process, which adds the token and copies bytes. So nobody but the
-user of the script gets in, over the connections that the hosts of a job have anyway.
+script opens a side stream to this process, which adds the token and copies bytes. So only the user
+of the script gets in, over the connections that the hosts of a job have anyway.
 
 While an editor is attached, breakpoints of all actors of this process stop there, those of
 ``breakpoint()`` at the line of the call. A rank that waits in its pdb is handed over as soon as the
