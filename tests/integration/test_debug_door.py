@@ -80,7 +80,7 @@ def test_the_debugger_of_a_script(controller: Any, workers: Any) -> None:
     call = workers.work.call(5)
     stopped(controller, 2)
     assert ScriptDoor(os.getpid()).is_stopped()
-    said = debug(given="list\nattach workers 1\np y\ndetach\ncontinue\nquit\n")
+    said = debug(given="list\nattach workers 1\np y\nc\ncontinue\nquit\n")
     assert said.count("| workers ") == 2
     assert "(Pdb) 6\n" in said
     assert list(call.get(timeout=WAIT).values()) == [5, 6]
@@ -102,7 +102,7 @@ def test_a_script_on_a_host_of_the_job(controller: Any, workers: Any, job: Path)
     """Its lines, and an editor's bytes, travel over the connections of the job."""
     call = workers.work.call(5)
     stopped(controller, 2)
-    said = debug("--job", given="attach workers 1\np y\ndetach\nquit\n", cwd=job)
+    said = debug("--job", given="attach workers 1\np y\np y\ndetach\nquit\n", cwd=job)
     assert "(Pdb) 6\n" in said
     assert said.endswith("Quitting debug session...\n")
     pytest.importorskip("debugpy", reason="needs the extra debugger")
