@@ -1,4 +1,4 @@
-"""Which processes ``monarch debug --dap`` serves, and the launch.json that it prints."""
+"""Which processes ``monarch debug --dap`` serves, and the configurations that it prints."""
 
 from __future__ import annotations
 
