@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -16,6 +17,7 @@ from monarch._debug.commands import (
     Continue,
     Help,
     ListCommand,
+    OneOf,
     Quit,
     parse,
     selects,
@@ -23,6 +25,7 @@ from monarch._debug.commands import (
 from monarch._debug.console import BANNER, PROMPT, Console
 from monarch._debug.grid import grid
 from monarch._debug.io import DebugIO, DebugIOError
+from monarch._debug.pauses import Pauses
 from monarch._debug.sessions import DebugSessionInfo, DebugSessions
 
 FOREVER = sys.maxsize
@@ -43,6 +46,9 @@ class TestParse:
             ("attach b 1", Attach("b", 1)),
             ("a  b   12", Attach("b", 12)),
             ("attach data loader.2 0", Attach("data loader.2", 0)),
+            ("attach b 3.2", Attach("b", 3, 2)),
+            ("cast b ranks(3.2) n", Cast("b", OneOf(3, 2), "n")),
+            ("cast b ranks(1, 3.2) n", Cast("b", [1, OneOf(3, 2)], "n")),
             ("cast b ranks(1) n", Cast("b", 1, "n")),
             ("cast b ranks( 1 ) p x", Cast("b", 1, "p x")),
             ("cast b ranks(1)n", Cast("b", 1, "n")),
@@ -73,6 +79,9 @@ class TestParse:
             ("attach b", "attach <actor_name> <rank>"),
             ("attach b x", "attach <actor_name> <rank>"),
             ("attach b -1", "attach <actor_name> <rank>"),
+            ("attach b 1.", "attach <actor_name> <rank>"),
+            ("cast b ranks(g=0.2) n", "not the session of one"),
+            ("cast b ranks(0.2:4) n", "expected a rank"),
             ("attach b " + "9" * 5000, "attach <actor_name> <rank>"),
             ("cast b ranks(" + "9" * 5000 + ") n", "expected a rank"),
             ("cast b ranks(:" + "9" * 5000 + ") n", "expected a rank"),
@@ -226,6 +235,55 @@ class TestSessions:
             sessions.end(second, "")
             with pytest.raises(LookupError, match="No debug sessions for actor b"):
                 sessions.find("b", 0)
+
+        asyncio.run(scene())
+
+    def test_numbers_tell_sessions_of_one_rank_apart(self):
+        """A number stays as long as its session, and is free again afterwards."""
+
+        async def scene():
+            sessions = DebugSessions()
+            keys = [sessions.start(info()) for _ in range(3)]
+            third = sessions.find("b", 0, 3)
+            sessions.end(keys[1], "")
+            assert sessions.find("b", 0, 3) is third
+            with pytest.raises(LookupError, match=r"No debug session 0\.2 .*; there is 0, 0\.3"):
+                sessions.find("b", 0, 2)
+            sessions.start(info())
+            assert sessions.find("b", 0, 2).info.place == "0.2"
+            assert sessions.select("b", OneOf(0, 3)) == [third]
+            assert len(sessions.select("b", 0)) == 3
+
+        asyncio.run(scene())
+
+    def test_a_process_that_exits_takes_its_sessions_along(self):
+        async def scene():
+            sessions = DebugSessions()
+            for peer in (7, 8):
+                sessions.start(info(rank=peer), peer)
+            sessions.lost(7)
+            assert [session.info.rank for session in sessions] == [8]
+
+        asyncio.run(scene())
+
+    def test_a_session_that_waits_for_a_line_is_a_pause(self):
+        async def scene():
+            pauses = Pauses()
+            sessions = DebugSessions(pauses)
+            key = sessions.start(replace(info(), function="m.f", lineno=1))
+            assert pauses.within(0)[1]
+            read = asyncio.ensure_future(sessions.read(key, "", "m.f", 1))
+            await settle()
+            sessions.find("b", 0).send("n")
+            assert await read == "n"
+            assert not pauses.within(0)[1]
+            read = asyncio.ensure_future(sessions.read(key, "", "m.f", 2))
+            await settle()
+            assert pauses.within(0)[1]
+            sessions.end(key, "")
+            assert not pauses.within(0)[1]
+            with pytest.raises(LookupError):
+                await read
 
         asyncio.run(scene())
 
