@@ -475,7 +475,11 @@ class Neighbour(Actor):
 def controller():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MONARCH_DEBUG_SERVER_PORT", "0")
-        return debug_controller()
+        made = debug_controller()
+    yield made
+    # Some session of these tests stays listed; time limits of later tests must run nevertheless.
+    for reason in list(PAUSES._reasons):
+        PAUSES.end(reason)
 
 
 @pytest.fixture
