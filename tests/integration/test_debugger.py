@@ -475,11 +475,7 @@ class Neighbour(Actor):
 def controller():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MONARCH_DEBUG_SERVER_PORT", "0")
-        made = debug_controller()
-    yield made
-    # Some session of these tests stays listed; time limits of later tests must run nevertheless.
-    for reason in list(PAUSES._reasons):
-        PAUSES.end(reason)
+        return debug_controller()
 
 
 @pytest.fixture

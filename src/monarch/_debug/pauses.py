@@ -87,12 +87,13 @@ def settle_limit(limit: float, began: float, settle: Callable[[float], None]) ->
         settle(0.0)
         return
     proc = client_proc()
-    passed = max(environment.current.now() - began, limit)
+    elapsed = environment.current.now() - began
+    passed = max(elapsed, limit)
     client: int | None = proc.spec.get("client")
     if proc.client or client is None:
-        settle(_left(limit, passed, *PAUSES.within(passed)))
+        settle(_left(limit, passed, *PAUSES.within(elapsed)))
         return
-    asked = json.dumps({"op": "paused", "seconds": passed}).encode()
+    asked = json.dumps({"op": "paused", "seconds": elapsed}).encode()
     answer = ask(client, SERVICE, asked, _PATIENCE)
 
     def answered() -> None:
