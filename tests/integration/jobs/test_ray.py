@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import secrets
 import shutil
 import signal
 import socket
@@ -66,7 +67,15 @@ def cluster() -> Iterator[Cluster]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     # (The paths of Ray's sockets must be short.)
-    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:
+    with (
+        tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        # A cluster that checks tokens, whether or not the user who runs the tests has one.
+        token = Path(folder, "token")
+        token.write_text(secrets.token_hex(32))
+        patch.setenv("RAY_AUTH_MODE", "token")
+        patch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
         cluster = Cluster(Path(folder), port)
         try:
             place = [f"--port={port}", "--include-dashboard=false", f"--temp-dir={folder}/ray"]
