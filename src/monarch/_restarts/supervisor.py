@@ -237,7 +237,7 @@ class Supervisor:
         self._causes: dict[Child, Failure] = {}
         self._alarm = Alarm(self._proc.reactor.call_at, self._tick)
         self._waiting: list[Future[None]] = []
-        self._unreported: set[Child] = set()  # known to have failed; `child_ended` will be called
+        self._unreported: set[Child] = set()  # known to have ended; `child_ended` will be called
         self._fallen: Failure | None = None
         self._hosts: LostHosts | None = None
         if spares is not None or min_size is not None:
@@ -686,8 +686,8 @@ class Supervisor:
 class _Asking(Gather[None]):
     """A `healthy` future: queries the state of every rank before it may resolve.
 
-    The caller of `healthy` may know of a failure that is not recorded here yet: a failing actor
-    first answers its callers, then runs its clean-up, and then reports the failure to its owner.
+    The caller of `healthy` may know of an exit that is not recorded here yet: an actor that fails or
+    stops first answers its callers, then runs its clean-up, and then reports to its owner.
     """
 
     __slots__ = ("_asked", "_supervisor")
@@ -726,7 +726,7 @@ class _Asking(Gather[None]):
         if self._book(number, True):
             known, rank, ends = self._asked[number]
             is_news = known.ends[rank] == ends and known.index in self._supervisor._meshes
-            if ended == FAILED and is_news:
+            if ended is not None and is_news:
                 self._supervisor._unreported.add((known.index, rank))
             if not self._missing:
                 self._wait()
