@@ -686,8 +686,8 @@ class Supervisor:
 class _Asking(Gather[None]):
     """A `healthy` future: queries the state of every rank before it may resolve.
 
-    The caller of `healthy` may know of an exit that is not recorded here yet: an actor that fails or
-    stops first answers its callers, then runs its clean-up, and then reports to its owner.
+    The caller of `healthy` may know of an exit that is not recorded here yet: an actor that fails
+    or stops first answers its callers, then runs its clean-up, and then reports to its owner.
     """
 
     __slots__ = ("_asked", "_supervisor")

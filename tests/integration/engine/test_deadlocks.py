@@ -462,6 +462,43 @@ def test_only_the_wait_fails_and_not_the_call(fresh: Fresh, cls: type, look: str
     assert getattr(actor, look).call_one().get(timeout=WAIT) == ["the end"]
 
 
+class Turning(Actor):
+    """Each of two calls the other's `turn` for ever."""
+
+    turns = 0
+
+    @endpoint
+    def turn(self, me: Any, other: Any) -> None:
+        self.turns += 1
+        other.turn.call_one(other, me).get()
+
+    @endpoint
+    def counted(self) -> int:
+        return self.turns
+
+
+class AsyncTurning(Turning):
+    @endpoint
+    async def turn(self, me: Any, other: Any) -> None:
+        self.turns += 1
+        await other.turn.call_one(other, me)
+
+    @endpoint
+    async def counted(self) -> int:
+        return self.turns
+
+
+@pytest.mark.parametrize("cls", [Turning, AsyncTurning])
+def test_a_circle_does_not_begin_again_with_the_call_that_was_left(fresh: Fresh, cls: type) -> None:
+    procs = fresh(2)
+    a, b = spawn(procs, cls, cls)
+
+    deadlock(a.turn.call_one(a, b))
+    after_a_deadlock(procs)
+
+    assert [mesh.counted.call_one().get(timeout=WAIT) for mesh in (a, b)] == [1, 1]
+
+
 # -- what the detector keeps ---------------------------------------------------------------------
 
 

@@ -367,7 +367,8 @@ class DeadlockError(RuntimeError):
     """This wait could never end: actors wait for each other in a cycle.
 
     It is raised by the ``get`` or ``await`` of one of them; the others then get the error of a call
-    that failed. The call of the broken wait is not cancelled: its actor may still handle it.
+    that failed. The call of the broken wait is recalled, as by `Future.cancel`, unless another
+    thread or task waits for it: its actor would handle it later, and begin the same cycle again.
 
     Attributes:
         cycle: for each actor that waits: the actor, the call, and the place in its program. Each

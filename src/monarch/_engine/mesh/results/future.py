@@ -27,7 +27,7 @@ from collections.abc import Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar
 
 from monarch._engine.base.error_page import see_page
-from monarch._engine.base.errors import user_stacklevel
+from monarch._engine.base.errors import DeadlockError, user_stacklevel
 from monarch._engine.mesh.results.faults import Faults, set_looks
 from monarch._engine.runtime.agent.client import client_proc
 from monarch._engine.runtime.io import environment as environments
@@ -191,8 +191,8 @@ class Future(Generic[R_co]):
             self._notify(waiter)
             try:
                 yield from arrived
-            except BaseException:
-                self._give_up(waiter)
+            except BaseException as error:
+                self._abandon(waiter, error)
                 raise
         return self._observe()
 
@@ -317,8 +317,8 @@ class Future(Generic[R_co]):
                     return
                 if left is not None:
                     left = left - wait or (timeout and time_left(timeout, since)) or -1.0
-        except BaseException:
-            self._give_up(parker.release)
+        except BaseException as error:
+            self._abandon(parker.release, error)
             raise
         self._give_up(parker.release)
         if self._phase == PENDING:  # otherwise the result arrived while this thread gave up
@@ -348,6 +348,17 @@ class Future(Generic[R_co]):
         with contextlib.suppress(ValueError):  # the resolving thread has removed it
             self._parked.remove(waiter)
         self._undrive()
+
+    def _abandon(self, waiter: Callable[[], object], error: BaseException) -> None:
+        """Handle that a wait has ended with `error`.
+
+        A call of which the only wait has ended with a deadlock is recalled: when its actor has been
+        freed by the error, the call would begin the same cycle again.
+        """
+        self._give_up(waiter)
+        alone = isinstance(error, DeadlockError) and not self._parked
+        if alone and self._resolve(RAISED, error):
+            self._recall()
 
     def _observe(self) -> R_co:
         state = self._phase
