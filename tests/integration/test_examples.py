@@ -571,7 +571,7 @@ def test_lightning_mesh(tmp_path: Path) -> None:
 @pytest.mark.failures
 @needs("torchft")
 def test_torchft_groups(tmp_path: Path) -> None:
-    """A group that is killed comes back with the state of the other, which had gone on."""
+    """A group that is killed comes back with the state of the other, which went on meanwhile."""
     options = ("--procs", "2", "--steps", "60", "--kill", "20")
     out = example("torchft_groups", *options, cwd=tmp_path).stdout
     assert re.findall(r"(\d) of 2 groups take part", out)[-3:] == ["2", "1", "2"]

@@ -463,7 +463,7 @@ def test_only_the_wait_fails_and_not_the_call(fresh: Fresh, cls: type, look: str
 
 
 class Turning(Actor):
-    """Each of two calls the other's `turn` for ever."""
+    """Each of two calls the `turn` of the other, without end."""
 
     turns = 0
 

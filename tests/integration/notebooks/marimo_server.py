@@ -22,7 +22,7 @@ SESSION = "s_tests0"
 
 
 class MarimoCell(SimpleNamespace):
-    """What is seen of a cell: console text, the output as (type, data), the state."""
+    """The visible parts of a cell: console text, the output as (type, data), the state."""
 
     text: str
     shown: list[tuple[str, Any]]
