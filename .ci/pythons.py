@@ -1,10 +1,10 @@
 """Run tests on the other supported Pythons that are installed, each in an environment of its own.
 
 One after the other, in .venv-3.10, .venv-3.12 and so on, without torch: it has a gigabyte, and what
-needs it is run by `make test`. So the rings without processes run whole (protocol and simulator on
-the oldest and the newest only), and those integration tests that say how a program behaves on an
-interpreter: starts, calls, failures, exits. A version
-that is not installed here is named, and is no failure. `VERSIONS=3.12` chooses.
+needs it is run by `make test`. On each of them run the unit tests, and the tests that say how a
+program behaves; on the oldest and the newest Python also the simulator and the engine, with its
+starts, failures and exits. A version that is not installed here is named, and is no failure.
+`VERSIONS=3.12` chooses.
 
 An interpreter is looked for where pyenv keeps its versions (PYENV_ROOT, or ~/.pyenv), then on PATH.
 Any Python can run this; it needs nothing beside it.
@@ -30,7 +30,7 @@ TESTS = (
     "tests/integration/conformance",
     "tests/integration/test_mistakes.py",
 )
-ENDS_ONLY = ("tests/protocol", "tests/sim")  # no processes: run on the oldest and newest Python
+ENDS_ONLY = ("tests/protocol", "tests/sim", "tests/integration/engine")
 SELECTED = "not slow and not torch"
 RETRIED = "failed, and was tried again"  # in what tests/conftest.py prints
 

@@ -108,16 +108,24 @@ class _OnMesh:
         )
 
 
-class _Launcher(_MultiProcessingLauncher):  # type: ignore[misc]
-    """Runs a function of the Trainer on a mesh."""
+class _ToMesh:
+    """The part of both launchers that has the mesh. A copy, which a rank gets, has none."""
 
     def __init__(self, strategy: Any, procs: ProcMesh) -> None:
-        super().__init__(strategy)
-        self._mesh = procs
+        inherited: Any = super()
+        inherited.__init__(strategy)
+        self._mesh: Any = procs
 
     @property
     def is_interactive_compatible(self) -> bool:
         return True
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_mesh": None}
+
+
+class _Launcher(_ToMesh, _MultiProcessingLauncher):  # type: ignore[misc]
+    """Runs a function of the Trainer on a mesh."""
 
     def launch(
         self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any
@@ -151,26 +159,12 @@ class _Launcher(_MultiProcessingLauncher):  # type: ignore[misc]
         extra = self.get_extra_results(trainer)
         return weights, _WorkerOutput(best, None, trainer.state, results, extra)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_mesh": None}
 
-
-class _LauncherOfFabric(_FabricLauncher):  # type: ignore[misc]
+class _LauncherOfFabric(_ToMesh, _FabricLauncher):  # type: ignore[misc]
     """Runs a function of Fabric on a mesh."""
-
-    def __init__(self, strategy: Any, procs: ProcMesh) -> None:
-        super().__init__(strategy)
-        self._mesh = procs
-
-    @property
-    def is_interactive_compatible(self) -> bool:
-        return True
 
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return _launch(self._mesh, self._strategy, function, args, kwargs, None, None)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_mesh": None}
 
 
 def _launch(procs: ProcMesh, strategy: Any, *work: Any) -> Any:
