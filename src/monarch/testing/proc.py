@@ -9,6 +9,8 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING, Any
 
+from monarch._engine.mesh.meshes.busy import serve_busy
+from monarch._engine.mesh.results.recall import serve_recalls
 from monarch._engine.runtime.actor.spawn import spawn_cell
 from monarch._engine.runtime.agent.bootstrap import stop_actors
 from monarch._engine.runtime.cast.sender import answers_in
@@ -59,6 +61,8 @@ class SimProc(Proc):
         self.suspended = False  # by SIGSTOP
         self._on[ANSWERS] = self._on_answers
         self.notices["log_level"] = self._set_log_level
+        serve_busy(self)
+        serve_recalls(self)
 
     def _make_link(self, sock: socket.socket, peer: str, uid: int = 0) -> StreamLink:
         link = super()._make_link(sock, peer, uid)

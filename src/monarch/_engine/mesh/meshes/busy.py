@@ -24,7 +24,7 @@ from monarch._engine.runtime.proc.proc import Proc
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["suspended_frames", "who_is_busy"]
+__all__ = ["serve_busy", "suspended_frames", "who_is_busy"]
 
 _SERVICE = "busy"
 _PATIENCE = 1.0  # seconds for the answers
@@ -95,8 +95,9 @@ def _is_users(filename: str) -> bool:
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
 
 
-def _serve(proc: Proc) -> None:
+def serve_busy(proc: Proc) -> None:
+    """Have a process answer what its actors execute."""
     proc.services[_SERVICE.encode()] = lambda link, frame: _answer(Request(proc, link, frame))
 
 
-when_ready(_serve)
+when_ready(serve_busy)

@@ -14,7 +14,7 @@ from monarch._engine.runtime.proc.proc import Proc
 from monarch._engine.transport.frame_link import FrameLink
 from monarch._engine.wire.frame import Frame
 
-__all__ = ["recall"]
+__all__ = ["recall", "serve_recalls"]
 
 _SERVICE = "recall"
 _WHAT = struct.Struct("<QQ")  # the mesh, and the caller's port
@@ -25,7 +25,9 @@ def recall(link: FrameLink, mesh: int, port: int) -> None:
     tell(link.uid, _SERVICE, _WHAT.pack(mesh, port))
 
 
-def _serve(proc: Proc) -> None:
+def serve_recalls(proc: Proc) -> None:
+    """Have the actors of a process drop calls that are recalled."""
+
     def serve(link: FrameLink, frame: Frame) -> None:
         try:
             mesh, port = _WHAT.unpack(frame.body)
@@ -38,4 +40,4 @@ def _serve(proc: Proc) -> None:
     proc.services[_SERVICE.encode()] = serve
 
 
-when_ready(_serve)
+when_ready(serve_recalls)
