@@ -56,10 +56,14 @@ class MountPoint:
                 raise RuntimeError(
                     f"{path} is already mounted: unmount it, or choose another directory"
                 )
-            self._mount(label)
+            error = self._mount(label)
+        if error:
+            self._finish()  # without the lock, for which the guard waits
+            raise RuntimeError(f"cannot mount {path}: {error}")
         start_thread("monarch-guard", self._guard.keep)
 
-    def _mount(self, label: str) -> None:
+    def _mount(self, label: str) -> str:
+        """Mount; return an empty text, or why the tool has not mounted."""
         path = self.path
         self._made = not os.path.isdir(path)
         try:
@@ -88,12 +92,10 @@ class MountPoint:
             mounting.kill()
         _, said = mounting.communicate()
         if not fds:
-            self._guard.end()
-            self._remove()
-            why = said.decode(errors="replace").strip().splitlines() or ["it exited"]
-            raise RuntimeError(f"cannot mount {path}: {why[-1]}")
+            return (said.decode(errors="replace").strip().splitlines() or ["it exited"])[-1]
         self.fd = fds[0]
         os.set_inheritable(self.fd, False)
+        return ""
 
     def read_ahead(self) -> None:
         """Ask the kernel for larger requests than its default of 128 KiB, if this user may."""

@@ -36,7 +36,7 @@ def first(
     ...         return seconds
     >>> procs = this_host().spawn_procs({"procs": 2})
     >>> sleepers = procs.spawn("sleepers", Sleeper)
-    >>> calls = [sleepers.slice(procs=i).sleep.call_one(t) for i, t in enumerate([30.0, 0.0])]
+    >>> calls = [sleepers.slice(procs=i).sleep.call_one(t) for i, t in enumerate([3.0, 0.0])]
     >>> done, pending = first(calls)
     >>> [call.get() for call in done], len(pending)
     ([0.0], 1)

@@ -74,7 +74,7 @@ def test_counts(store: Store) -> None:
 
 
 def test_latencies(store: Store) -> None:
-    (row,) = asyncio.run(Sql(store).endpoints(3600.0))
+    (row,) = asyncio.run(Sql(store).endpoints(24 * 3600.0))
     assert [row[name] for name in ("mesh", "endpoint", "count", "failed")] == [
         "trainers",
         "train",
