@@ -219,8 +219,9 @@ def test_hosts_keep_the_directory_as_long_as_they_live(killed: Any) -> None:
     assert wait_for([first], WAIT) == []
     folder_module.remove_stale("monarch-process-job-")
     assert os.path.exists(folder_module.secret_file(folder))
+    below = descendants([other])  # which hold the lock as well
     other.send(signal.SIGKILL)
-    assert wait_for([other], WAIT) == []
+    assert wait_for([other, *below], WAIT) == []
     killed(ProcessJob({"a": 1})).apply()
     assert not os.path.exists(folder)
 
