@@ -183,7 +183,7 @@ def test_concurrent_futures_wait_and_as_completed(held: Any, plain: Any, procs: 
     stream = list(others.note.stream("s"))
     assert set(concurrent.futures.as_completed(stream, timeout=WAIT)) == set(stream)
     bad = plain.fail.call_one()
-    opened, _receiver = Channel.open()
+    opened, receiver = Channel.open()
     endless = others.slice(gpus=1).hold.call_one(opened)
     done, pending = concurrent.futures.wait(
         [bad, endless], timeout=WAIT, return_when=concurrent.futures.FIRST_EXCEPTION
@@ -191,6 +191,7 @@ def test_concurrent_futures_wait_and_as_completed(held: Any, plain: Any, procs: 
     assert (done, pending) == ({bad}, {endless})
     assert bad.exception() is not None
     assert endless.cancel()
+    receiver.recv().get(timeout=WAIT).send(None)  # a stop would wait for the endpoint
 
 
 # -- cancelling ----------------------------------------------------------------------------------
