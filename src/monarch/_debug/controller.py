@@ -202,7 +202,9 @@ class DebugController(Actor):
         try:
             await Console(self._sessions, io).run()
         except asyncio.CancelledError:
-            io.say("\nAnother debugger has connected, or the program ends. Bye.\n")
+            is_last = self._debugger is asyncio.current_task()
+            why = "The program ends" if is_last else "Another debugger has connected"
+            io.say(f"\n{why}. Bye.\n")
         finally:
             if self._debugger is asyncio.current_task():
                 self._debugger = None

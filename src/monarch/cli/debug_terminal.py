@@ -87,6 +87,8 @@ class _Dialogue:
                 self._news = False
                 self._changed.notify_all()
                 if self._ended:
+                    # The prompt may have been drawn once more, so this takes its place.
+                    sys.stdout.write("\r\x1b[K(the debugger has closed the connection)\n")
                     return None
                 if self._prompt is not None:
                     prompt, self._prompt = self._prompt, None
@@ -124,8 +126,6 @@ class _Dialogue:
                 if not data:
                     self._ended = True
                 self._changed.notify_all()
-                if not data and self._editing:
-                    self._show("(the debugger has closed the connection)\n")
                 self._news = self._editing
                 while self._news and self._editing:  # a signal may come just before the editor
                     signal.pthread_kill(self._main, _WAKE)
