@@ -145,7 +145,7 @@ class LostHosts:
             start_thread("monarch-replace-host", lambda: self._ask(host, address))
         else:
             host, address, seconds, last = effect
-            future = rebind(host, address, seconds, once=not last)
+            future = rebind(self._proc, host, address, seconds, once=not last)
 
             def settled() -> None:
                 self._proc.reactor.call_soon(self._tried, host, address, future)

@@ -20,6 +20,7 @@ from monarch._engine.mesh.meshes.proc_mesh import meshes_on
 from monarch._engine.mesh.results.future import RAISED, VALUE, Future, _check_timeout
 from monarch._engine.mesh.results.progress import tell_while
 from monarch._engine.runtime.agent.client import client_proc
+from monarch._engine.runtime.proc.proc import Proc
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -221,17 +222,22 @@ def as_written(host: str) -> str:
     return next((text for text, name in _names.items() if name == host), host)
 
 
-def rebind(host: str, address: str, timeout: float, *, once: bool) -> Future[str]:
+def rebind(proc: Proc, host: str, address: str, timeout: float, *, once: bool) -> Future[str]:
     """Have the worker at `address` serve `host`, which was lost; return a future at once.
+
+    Args:
+        proc: the client. (A timer of it may call this while a simulation runs in the process.)
+        host: as the job names it.
+        address: of the worker.
+        timeout: seconds.
+        once: dial only once.
 
     All that names the host means the other worker then: meshes, handles of lost processes, and
     their copies everywhere. The future is the address of the worker that serves the host: another
     one than asked for, if another process asks at the same time. It raises RuntimeError if the
-    worker is not reached within `timeout` seconds, with `once` by a single dial, or if it serves
-    another lost host. The same worker may
-    serve the host again. If the address is that of another host of the job, that host is released.
+    worker is not reached in time, or if it serves another lost host. The same worker may serve the
+    host again. If the address is that of another host of the job, that host is released.
     """
-    proc = client_proc()
     future: Future[str] = Future._new()
     proc.notices.setdefault("rebound", _on_rebound)
     proc.when_agent_fails(_on_agent_failed)
