@@ -598,6 +598,25 @@ failed:
     assert done.stderr.count("Traceback of where") == 1
 
 
+@pytest.mark.failures
+def test_the_shell_learns_of_the_interrupt(tmp_path: Path) -> None:
+    """The exit status says so even if a module is imported at the exit.
+
+    Before Python 3.14 each named tuple of a module makes the interpreter forget the interrupt.
+    """
+    done = run(
+        tmp_path,
+        """
+import atexit, collections
+worker = spawn("w", Worker, 1)
+atexit.register(collections.namedtuple, "Late", "field")
+worker.fail.broadcast()
+time.sleep(100)
+""",
+    )
+    assert done.returncode == -signal.SIGINT, done.stderr
+
+
 LAST_ACTS = {
     "an actor fails": 'spawn("w", Worker, 2).fail.broadcast()',
     "a process exits": 'spawn("w", Worker, 2).exit.broadcast()',
@@ -667,6 +686,42 @@ for _ in range(5):
 """,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, 5 * "caught\n", "")
+
+
+@pytest.mark.failures
+def test_a_script_whose_failure_is_there_before_it_waits_goes_on(tmp_path: Path) -> None:
+    """The thread is still in its call when the failure reaches the root."""
+    done = run(
+        tmp_path,
+        """
+import threading
+from monarch.actor import SupervisionError
+from monarch._engine.mesh.call.endpoint import ActorEndpoint
+
+class Mortal(Worker):
+    @endpoint
+    def leave(self): raise SystemExit
+
+one = ActorEndpoint._one
+
+def slow(*args):
+    future = one(*args)
+    faults = []
+    while not faults:
+        time.sleep(0.001)
+        faults = [thread for thread in threading.enumerate() if thread.name == "monarch-fault"]
+    faults[0].join(0.3)  # it ends at once if it does not look at this thread
+    return future
+
+mortal = spawn("mortal", Mortal, 1)
+ActorEndpoint._one = slow
+try:
+    mortal.leave.call_one().get()
+except SupervisionError:
+    print("caught", flush=True)
+""",
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "caught\n", "")
 
 
 @pytest.mark.failures

@@ -12,13 +12,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from monarch._admin import sql as queries
 from monarch._admin.sql import Sql, percentile
 from monarch._store.store import Store
 from monarch._telemetry.kinds import BatchReader, encode
 from tests.unit.admin.jobs import FixedSource, a_job, site
 
-NOW = time.time_ns() // 1000
+NOW = time.time_ns() // 1000 - 2 * 3600 * 10**6  # as if the tests before took two hours
 LINES = [("WARN", "loss is nan", 3), ("INFO", "100% done", 0), ("ERROR", "lost_it", 3)]
+
+
+@pytest.fixture(autouse=True)
+def the_present(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the queries take place one second after `NOW`, however long the other tests took."""
+    monkeypatch.setattr(queries, "_now", lambda: NOW / 1e6 + 1)
 
 
 @pytest.fixture(scope="module", params=["duckdb", "sqlite3"])
@@ -74,7 +81,7 @@ def test_counts(store: Store) -> None:
 
 
 def test_latencies(store: Store) -> None:
-    (row,) = asyncio.run(Sql(store).endpoints(24 * 3600.0))
+    (row,) = asyncio.run(Sql(store).endpoints(3600.0))
     assert [row[name] for name in ("mesh", "endpoint", "count", "failed")] == [
         "trainers",
         "train",

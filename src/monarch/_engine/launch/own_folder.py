@@ -33,12 +33,15 @@ def make(prefix: str, parent: str) -> tuple[str, int]:
     """
     for _ in range(_TRIES):
         path = _new(prefix, parent)
-        fd = enter(path)
+        try:
+            fd = enter(path)
+        except FileNotFoundError:  # another process took it for a stale one
+            continue
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.lstat(path), os.fstat(fd)):
                 return path, fd
-        except (BlockingIOError, FileNotFoundError):  # another process took it for a stale one
+        except (BlockingIOError, FileNotFoundError):  # likewise
             os.close(fd)
             with contextlib.suppress(OSError):
                 os.rmdir(path)

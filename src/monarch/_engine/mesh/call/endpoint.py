@@ -38,7 +38,7 @@ from monarch._engine.base.features import hook
 from monarch._engine.mesh.call.context import context
 from monarch._engine.mesh.call.misuse import Misused
 from monarch._engine.mesh.call.undeliverable import ReturnPort, give_back
-from monarch._engine.mesh.results.future import PENDING, RAW, Future
+from monarch._engine.mesh.results.future import PENDING, RAW, Future, begins_wait
 from monarch._engine.mesh.results.gather import Gather
 from monarch._engine.mesh.results.reply import (
     Arrival,
@@ -431,6 +431,7 @@ class ActorEndpoint(Generic[P, R_co]):
         """The name of this call in errors: ``mesh.method()``."""
         return f"{self.mesh._mesh_name}.{self.method}()"
 
+    @begins_wait
     def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R_co]:
         """Call the only actor of the mesh and return a future of its result.
 
@@ -448,6 +449,7 @@ class ActorEndpoint(Generic[P, R_co]):
         except Misused as misused:
             raise misused.told(self._call, self._check._signature) from misused.cause
 
+    @begins_wait
     def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R_co]:
         """Call one actor, picked uniformly at random, and return a future of its result."""
         links = self._links or self._resolve()
@@ -456,6 +458,7 @@ class ActorEndpoint(Generic[P, R_co]):
         except Misused as misused:
             raise misused.told(self._call, self._check._signature) from misused.cause
 
+    @begins_wait
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R_co]]:
         """Call every actor and return a future of all results, in the mesh's shape.
 
@@ -475,6 +478,7 @@ class ActorEndpoint(Generic[P, R_co]):
         future._resolve(RAW, (0, None))
         return future
 
+    @begins_wait
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> ValueStream[R_co]:
         """Call every actor and return an iterator of one future each, in order of answers."""
         links = self._links or self._resolve()

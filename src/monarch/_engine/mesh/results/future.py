@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from monarch._engine.runtime.io.bridge import LoopGate
     from monarch._engine.runtime.io.environment import Parker
 
-__all__ = ["Future", "returns_future"]
+__all__ = ["Future", "begins_wait", "returns_future"]
 
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
@@ -462,10 +462,19 @@ for _sign, _names in {
 Future.__module__ = "monarch._src.actor.future"
 
 
+def begins_wait(call: Callable[P, R]) -> Callable[P, R]:
+    """Mark a function whose caller goes on to wait for the future that it returns (decorator).
+
+    The answer may arrive while the thread is still in there, and its failure with it.
+    """
+    _about_to_see.add(call.__code__)
+    return call
+
+
 def _looks(frame: FrameType | None) -> bool | None:
     """Whether a thread, now at `frame`, is about to raise or return its result; None: it waits."""
     while frame is not None:
-        if frame.f_code is _OBSERVE:
+        if frame.f_code in _about_to_see:
             return True
         if frame.f_code is _BLOCK:
             return True if frame.f_locals["self"]._phase != PENDING else None
@@ -473,7 +482,8 @@ def _looks(frame: FrameType | None) -> bool | None:
     return False
 
 
-_BLOCK, _OBSERVE = vars(Future)["_block"].__code__, vars(Future)["_observe"].__code__
+_BLOCK = vars(Future)["_block"].__code__
+_about_to_see = {vars(Future)[name].__code__ for name in ("get", "_observe")}
 set_looks(_looks)
 
 

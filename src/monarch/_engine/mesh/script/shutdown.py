@@ -129,6 +129,12 @@ def _exit() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)
+    if interrupted and not hasattr(sys, "ps1"):  # (in a dialogue it ended a statement only)
+        # Python ends an interrupted script by SIGINT, so that a shell stops, too. Before 3.14 it
+        # forgets that when any thread compiles a text meanwhile, as each named tuple does that a
+        # module defines. This makes it remember.
+        with contextlib.suppress(KeyboardInterrupt):
+            exec("raise KeyboardInterrupt")  # noqa: S102 - a constant
 
 
 when_ready(_at_exit)
