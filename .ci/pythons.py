@@ -1,10 +1,11 @@
 """Run tests on the other supported Pythons that are installed, each in an environment of its own.
 
 One after the other, in .venv-3.10, .venv-3.12 and so on, without torch: it has a gigabyte, and what
-needs it is run by `make test`. On each of them run the unit tests, and the tests that say how a
-program behaves; on the oldest and the newest Python also those of the engine, with its starts,
-failures and exits; on the newest also protocol and simulator. A version that is not installed here
-is named, and is no failure. `VERSIONS=3.12` chooses.
+needs it is run by `make test`. On each of them run the tests that say how a program behaves, and
+those that import every module; on the oldest and the newest Python also the unit tests and those of
+the engine, with its starts, failures and exits; on the newest also those of the protocol, and of
+what the simulator itself does. A version that is not installed here is named, and is no failure.
+`VERSIONS=3.12` chooses.
 
 An interpreter is looked for where pyenv keeps its versions (PYENV_ROOT, or ~/.pyenv), then on PATH.
 Any Python can run this; it needs nothing beside it.
@@ -22,16 +23,25 @@ SUPPORTED = ("3.10", "3.11", "3.12", "3.13", "3.14")
 MAIN = ROOT / ".venv" / "bin" / "python"
 SET_UP = ROOT / ".ci" / "set_up.py"
 EXTRAS = "test-core"
-TESTS = (
+ON_EACH = (
+    "tests/unit/test_imports.py",
+    "tests/unit/test_doctests.py",
+    "tests/integration/conformance",
+    "tests/integration/test_mistakes.py",
+)
+ON_THE_ENDS = (
     "tests/unit",
-    "tests/protocol",
-    "tests/sim",
     "tests/integration/engine",
     "tests/integration/conformance",
     "tests/integration/test_mistakes.py",
 )
-ENDS_ONLY = ("tests/integration/engine",)
-NEWEST_ONLY = ("tests/protocol", "tests/sim")
+ON_THE_NEWEST = (
+    "tests/protocol",
+    "tests/sim/test_both_drivers.py",
+    "tests/sim/test_promises.py",
+    "tests/sim/test_seeds.py",
+    "tests/sim/test_simulate.py",
+)
 SELECTED = "not slow and not torch"
 RETRIED = "failed, and was tried again"  # in what tests/conftest.py prints
 
@@ -60,10 +70,9 @@ def run(version, python):
     """Whether the tests pass there; what they print is shown only if they do not."""
     folder = ".venv-" + version
     set_up(folder, python)
-    skipped = () if version == SUPPORTED[-1] else NEWEST_ONLY
-    if version not in (SUPPORTED[0], SUPPORTED[-1]):
-        skipped += ENDS_ONLY
-    tests = [test for test in TESTS if test not in skipped]
+    tests = ON_THE_ENDS if version in (SUPPORTED[0], SUPPORTED[-1]) else ON_EACH
+    if version == SUPPORTED[-1]:
+        tests += ON_THE_NEWEST
     command = [str(ROOT / folder / "bin" / "python"), "-m", "pytest", "-q", "-m", SELECTED, *tests]
     started = time.monotonic()
     done = subprocess.run(
