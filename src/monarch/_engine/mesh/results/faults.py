@@ -13,9 +13,9 @@ reason. Hence:
   the unwinding of the first would break the program's `finally` clauses, or the interpreter's exit.
   The delayed interrupt is not lost: a program that caught the first one receives it, and a program
   that exits meanwhile does not exit with 0.
-* A failure that a call of the script raises, or is about to raise in a thread that waits for it,
-  belongs to the script: it is neither printed nor does it interrupt. If the script does not catch
-  it, it ends the script.
+* A failure that a call of the script raises, or is about to raise in a thread that makes the call
+  or waits for it, belongs to the script: it is neither printed nor does it interrupt. If the script
+  does not catch it, it ends the script.
 * A failure that is *held* (`hold`) does not interrupt: later calls of the script will raise it. It
   is printed at the exit, and makes the exit code one of failure, if no call has.
 * Once the program is over (`close`, or the main thread has left it) there is no interrupt. A later
