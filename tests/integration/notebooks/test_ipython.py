@@ -46,16 +46,18 @@ def screen(tmp_path: Path) -> Iterator[Terminal]:
     made.close()
 
 
+def expect_all(screen: Terminal, *patterns: str) -> None:
+    """Wait for texts of several processes, which arrive in any order, also within a line."""
+    screen.expect("(?s)" + "".join(f"(?=.*{pattern})" for pattern in patterns) + ".*")
+
+
 def test_a_session(screen: Terminal, tmp_path: Path) -> None:
     """Top-level await, output of actors, progress, an interrupt, an exit that leaves no process."""
     screen.expect(r"In \[1\]: ")
     screen.type(f"%run -i {tmp_path}/talkers.py\n")
     screen.expect(r"In \[2\]: ")
     screen.type("[*(await talkers.say.call('hello')).values()]\n")
-    screen.expect(r"hello of [01]")
-    screen.expect(r"hello of [01]")
-    screen.expect(r"Out\[2\]: \[0, 1\]")
-    screen.expect(r"In \[3\]: ")
+    expect_all(screen, "hello of 0", "hello of 1", r"Out\[2\]: ", r"\[0, 1\]", r"In \[3\]: ")
     for number, call in (
         (3, "first.wait.call({0!r}).get()"),
         (4, "await first.wait.call({0!r})"),
@@ -69,9 +71,7 @@ def test_a_session(screen: Terminal, tmp_path: Path) -> None:
         screen.expect(rf"In \[{number + 1}\]: ")
         marker.unlink()
     screen.type("await talkers.say.call('still here'); None\n")
-    screen.expect(r"still here of [01]")
-    screen.expect(r"still here of [01]")
-    screen.expect(r"In \[6\]: ")
+    expect_all(screen, "still here of 0", "still here of 1", r"In \[6\]: ")
     started = descendants([OsProcess.of(screen.process.pid)])
     assert len(started) >= 3
     screen.type("exit\n")
