@@ -504,6 +504,8 @@ def watch(seconds: float, procs: int, seed: int) -> None:
     faults = run.finish()
     if not faults:
         killed = Run(folder / "killed", arguments)
+        while not (killed.folder / "history").exists() and killed.client.poll() is None:
+            time.sleep(0.01)
         try:
             killed.client.wait(min(seconds / 4, FIRST_ROUND / 2))
         except subprocess.TimeoutExpired:

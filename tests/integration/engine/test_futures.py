@@ -190,8 +190,9 @@ def test_concurrent_futures_wait_and_as_completed(held: Any, plain: Any, procs: 
     )
     assert (done, pending) == ({bad}, {endless})
     assert bad.exception() is not None
+    gate = receiver.recv().get(timeout=WAIT)  # a call that has not begun would be recalled
     assert endless.cancel()
-    receiver.recv().get(timeout=WAIT).send(None)  # a stop would wait for the endpoint
+    gate.send(None)  # a stop would wait for the endpoint
 
 
 # -- cancelling ----------------------------------------------------------------------------------

@@ -709,7 +709,8 @@ def slow(*args):
     faults = []
     while not faults:
         time.sleep(0.001)
-        faults = [thread for thread in threading.enumerate() if thread.name == "monarch-fault"]
+        started = [thread for thread in threading.enumerate() if thread.is_alive()]
+        faults = [thread for thread in started if thread.name == "monarch-fault"]
     faults[0].join(0.3)  # it ends at once if it does not look at this thread
     return future
 
@@ -721,7 +722,7 @@ except SupervisionError:
     print("caught", flush=True)
 """,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "caught\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "caught\n", ""), done.stderr
 
 
 @pytest.mark.failures

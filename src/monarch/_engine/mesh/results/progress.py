@@ -39,24 +39,22 @@ def progress(what: str | Callable[[], str]) -> Generator[None]:
     If `what` is a function, it is called for each line. Inside another such block there are no
     further lines: those of the outer block have this `what` as their text.
     """
-    _blocks.append(what)
-    if len(_blocks) > 1:
-        try:
-            yield
-        finally:
-            _blocks.remove(what)
-        return
     done = threading.Event()
     thread = threading.Thread(
         target=_tell, args=(done.wait, _known_best, _FIRST), name="monarch-progress", daemon=True
     )
-    thread.start()
-    try:
+    _blocks.append(what)
+    try:  # whatever an interrupt hits, the thread ends
+        if len(_blocks) == 1:
+            thread.start()
         yield
     finally:
         done.set()
-        thread.join()
-        _blocks.remove(what)
+        try:
+            if thread.is_alive():
+                thread.join()
+        finally:
+            _blocks.remove(what)
 
 
 def tell_while(future: Future[Any], what: Callable[[], str]) -> None:
@@ -103,7 +101,7 @@ def _known_best() -> str:
     for text, _ in reversed(list(_pending.values())):
         if said := text():
             return said
-    now = _blocks[-1]
+    now = _blocks[-1] if _blocks else ""
     return now if isinstance(now, str) else now()
 
 

@@ -1,0 +1,45 @@
+"""An interrupt at any moment of a long wait ends its thread, which would print for ever."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from monarch._engine.mesh.results import progress as module
+from monarch._engine.mesh.results.progress import progress
+
+
+@pytest.mark.parametrize("step", ["start", "join"])
+@pytest.mark.parametrize("is_done", [False, True])
+def test_an_interrupt_leaves_no_thread(
+    monkeypatch: pytest.MonkeyPatch, step: str, is_done: bool
+) -> None:
+    """It strikes before or after this step of the wait."""
+    proper = getattr(threading.Thread, step)
+    threads: list[threading.Thread] = []
+
+    def interrupted(self: threading.Thread, *args: Any) -> None:
+        if self.name != "monarch-progress":
+            proper(self, *args)
+            return
+        threads.append(self)
+        if is_done:
+            proper(self, *args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, step, interrupted)
+    with pytest.raises(KeyboardInterrupt), progress("waiting"):
+        pass
+    monkeypatch.undo()
+    assert module._blocks == []
+    for thread in threads:
+        if thread.ident is not None:
+            thread.join(60)
+            assert not thread.is_alive()
+
+
+def test_what_prints_may_come_after_the_wait() -> None:
+    """The thread outlives a wait of which the end was interrupted, by a moment."""
+    assert module._known_best() == ""
