@@ -37,7 +37,7 @@ class EpochBarrier:
         proc = cell.proc
         self._cell = cell
         self._grave = grave
-        known = list(proc.links.values())
+        known = proc.every_link()
         self._silent = {
             link for link in known if link not in (proc.local, owner_link) and link.lost is None
         }

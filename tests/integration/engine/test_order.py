@@ -6,7 +6,10 @@ the reactor, interleaved with small messages and with descriptors.
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +19,7 @@ from hypothesis import strategies as st
 
 from monarch._engine.runtime.agent.client import client_proc
 from monarch._engine.transport.link import Link
-from monarch.actor import Actor, Channel, endpoint
+from monarch.actor import Actor, Channel, SupervisionError, Supervisor, endpoint
 from tests.adverbs import ADVERBS
 
 from .conftest import WAIT
@@ -167,3 +170,79 @@ def flood(procs: Any, messages: int, patience: float) -> None:
 @pytest.mark.slow
 def test_a_hundred_thousand_messages_from_eight_to_eight(fresh: Fresh) -> None:
     flood(fresh(8), 102_400, 100)
+
+
+class Replaced(Actor):
+    """An actor that is called by two endpoints, in turn."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    @endpoint
+    def exit(self) -> None:
+        os._exit(3)
+
+    @endpoint
+    def post(self, port: Any) -> None:
+        port.send(os.getpid())
+
+    @endpoint
+    def even(self, number: int) -> None:
+        self.seen.append(number)
+
+    @endpoint
+    def odd(self, number: int) -> None:
+        self.seen.append(number)
+
+    @endpoint
+    def take(self) -> list[int]:
+        return self.seen
+
+
+class Newcomer(Actor):
+    """An actor that knows the other one by the name that it had before it was replaced."""
+
+    @endpoint
+    def open(self) -> Any:
+        port, self.receiver = Channel[int].open()
+        return port
+
+    @endpoint
+    def count_to(self, most: int, replaced: Any) -> list[int]:
+        pid = self.receiver.recv().get(timeout=WAIT)
+        replaced.even.call_one(0).get(timeout=WAIT)
+        os.kill(pid, signal.SIGSTOP)  # messages on two links would be read link by link
+        try:
+            for number in range(1, most):
+                (replaced.odd if number % 2 else replaced.even).broadcast(number)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        found: list[int] = replaced.take.call_one().get(timeout=WAIT)
+        return found
+
+    @endpoint
+    def outlive(self, replaced: Any) -> list[int]:
+        with pytest.raises(SupervisionError):  # an exit ends the waits on either link
+            replaced.exit.call_one().get(timeout=WAIT)
+        deadline = time.monotonic() + WAIT
+        while True:
+            try:
+                found: list[int] = replaced.take.call_one().get(timeout=WAIT)
+            except SupervisionError:
+                assert time.monotonic() < deadline
+            else:
+                return found
+
+
+def test_order_after_both_have_connected_to_each_other(fresh: Fresh, faults: Any) -> None:
+    """The replacement of a process connects to one that only knows the replaced process."""
+    supervisor = Supervisor(max_restarts=2, backoff=0.01)
+    replaced = supervisor.spawn(fresh(1), "replaced", Replaced)
+    with pytest.raises(SupervisionError):
+        replaced.exit.call_one().get(timeout=WAIT)
+    supervisor.healthy.get(timeout=WAIT)
+    newcomer = fresh(1).spawn("newcomer", Newcomer)
+    replaced.post.call_one(newcomer.open.call_one().get(timeout=WAIT)).get(timeout=WAIT)
+    found = newcomer.count_to.call_one(20, replaced).get(timeout=WAIT)
+    assert found == list(range(20))
+    assert newcomer.outlive.call_one(replaced).get(timeout=WAIT) == []

@@ -182,6 +182,9 @@ class Proc:
         self.printer: Printer | None = None  # of output that agents stream to this process
         self.services: dict[bytes, Callable[[FrameLink, Frame], None]] = {}  # by name
         self.streams: dict[str, Callable[[socket.socket, Caller], None]] = {}  # by purpose
+        # More links to procs that have one in `links`: those that the peer made at the same time,
+        # and with its name those to a proc that was replaced, see `_on_moved`.
+        self._second: dict[StreamLink, int] = {}
         self._asked: set[int] = set()
         self._exit_sinks: dict[int, list[Callable[[Verdict], None]]] = {}
         self._links_lock = threading.Lock()
@@ -376,6 +379,10 @@ class Proc:
         introduce()
         return link
 
+    def every_link(self) -> list[FrameLink]:
+        """Return the links to all processes, also where there are two."""
+        return list(dict.fromkeys([*self.links.values(), *self._second]))
+
     def _stream_to(self, uid: int) -> StreamLink | None:
         """Return the link to another process, if one was made."""
         link = self.links.get(uid)
@@ -429,7 +436,8 @@ class Proc:
         with self._links_lock:
             link = self._make_link(sock, f"proc {uid:x}", uid)
             link.born = (uid, ours)
-            self.links.setdefault(uid, link)
+            if self.links.setdefault(uid, link) is not link:
+                self._second[link] = 0
         return link
 
     def adopt_agent(self, sock: socket.socket) -> StreamLink:
@@ -649,23 +657,31 @@ class Proc:
             os.close(fd)
 
     def _on_gone(self, uid: int, verdict: Verdict) -> None:
-        link = self._stream_to(uid)
-        if link is not None and self.directs.last_words(link, lambda: self._on_gone(uid, verdict)):
+        first = self._stream_to(uid)
+        if first is not None and self.directs.last_words(
+            first, lambda: self._on_gone(uid, verdict)
+        ):
             return
         reason = self.expected.pop(uid, None)
         if reason is not None:
             verdict = verdict._replace(kind=STOPPED, error=reason, code="")
         verdict = self.verdicts.setdefault(uid, verdict)
-        if link is not None:
+        asked = uid in self._asked
+        links = [second for second in self._second if second.uid == uid]
+        if first is not None:
+            links.append(first)
+        for link in links:
+            if link.lost is not None:
+                if asked:
+                    self._bury(link, verdict)
+                continue
             # Messages sent before the exit still count. EOF may be missing, since a forked child
             # can hold the sockets open.
-            while link.lost is None and self.read_in_turn(link):
+            while self.read_in_turn(link):
                 pass
             if link.lost is None:
                 link.lose(verdict.error)
                 self._on_lost(link)
-            elif uid in self._asked:
-                self._bury(link, verdict)
         for callback in self._exit_sinks.pop(uid, ()):
             callback(verdict)
 
@@ -687,12 +703,21 @@ class Proc:
         self.moves += 1  # caches of links are renewed
 
     def _on_moved(self, uid: int, to: int, *, handed: bool) -> None:
-        """Record that `to` replaced proc `uid`; `handed`: it has our link to the old one."""
+        """Record that `to` replaced proc `uid`; `handed`: it has our link to the old one.
+
+        If `to` has made a link as well, before this process had heard of it, each of the two names
+        keeps its link: on another one, messages could overtake those that were sent before.
+        """
         with self._links_lock:
             self._succeed(uid, to)
-            if handed and (link := self.links.pop(uid, None)) is not None:
-                link.uid = to
-                self.links.setdefault(to, link)
+            link = self._stream_to(uid) if handed else None
+            if link is None:
+                return
+            link.uid = to
+            if to in self.links:
+                self._second[link] = uid
+            else:
+                self.links[to] = self.links.pop(uid)
 
     def _succeed(self, uid: int, to: int) -> None:
         while uid in self.successors:
@@ -773,6 +798,7 @@ class Proc:
         self.directs.forget(link)
         if self.links.get(link.uid) is link:
             del self.links[link.uid]  # the next look-up returns a LostLink
+        self.links.pop(self._second.pop(link, 0), None)
         while len(self.verdicts) > _VERDICTS:
             del self.verdicts[next(iter(self.verdicts))]
         lost = self._owned_behind([link])  # first: a stop that this completes removes its mesh
@@ -986,11 +1012,12 @@ class Proc:
 
         Calls of inherited meshes raise an error that says so.
         """
-        for link in [*self.links.values(), self.agent]:
+        for link in [*self.every_link(), self.agent]:
             if isinstance(link, Link):
                 link.abandon(_FORKED.error)
                 self.verdicts[link.uid] = _FORKED
         self.links = {self.uid: self.local}
+        self._second.clear()
         self.agent = None
         self.ended = _FORKED
         self.directs.close_in_child()
