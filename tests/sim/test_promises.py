@@ -84,6 +84,7 @@ LEFT_OUT = {
         "test_messages_from_several_threads",
         "test_nothing_old_reaches_the_new_actor_of_a_process_that_lives_on",
         "test_on_restart_is_told_and_may_fail",
+        "test_order_after_both_have_connected_to_each_other",
         "test_port_exception_is_raised_at_the_caller",
         "test_rref_wants_an_active_mesh",
         "test_too_many_failures_are_the_owners",
