@@ -23,7 +23,7 @@ class Proc:
 
     def __init__(self, links: list[Any]) -> None:
         self.local = Link()
-        self.links = dict(enumerate(links))
+        self._links = links
         self.asked: list[Any] = []
         self.queries: list[tuple[int, ...]] = []
         self.reached = True
@@ -31,6 +31,9 @@ class Proc:
         self.returned: list[Any] = []
         self.closed: list[int] = []
         self.stop_request: Frame | None = None
+
+    def every_link(self) -> list[Any]:
+        return self._links
 
     def open_port(self, sink: Any) -> int:
         self.opened += 1
