@@ -36,7 +36,9 @@ from monarch.actor import (
 
 __all__ = ["environment_at", "exec_command", "outputs_at"]
 
-_Chunk: TypeAlias = tuple[str, bytes]  # "out" or "err", and some output of that stream
+# "out" or "err", and some output of that stream; "end": that was all of one process; "stop": do not
+# wait for more.
+_Chunk: TypeAlias = tuple[str, bytes]
 _SIZE = 1 << 16
 _NOT_FOUND = 127  # the exit status of shells for a missing program
 
@@ -154,11 +156,17 @@ def _run(hosts: HostMesh, extra: dict[str, int], inside: dict[str, int], command
 
 def _run_on(procs: ProcMesh, command: _Command) -> int:
     runners = procs.spawn("exec", _Runner)
-    port, receiver = Channel[_Chunk | None].open()
+    port, receiver = Channel[_Chunk].open()
 
     def show() -> None:
-        while (chunk := receiver.recv().get()) is not None:
-            stream, data = chunk
+        ended = 0
+        while ended < len(runners):  # agents gather answers, so those may overtake the output
+            stream, data = receiver.recv().get()
+            if stream == "stop":
+                return
+            if stream == "end":
+                ended += 1
+                continue
             file = sys.stdout if stream == "out" else sys.stderr
             file.write(data.decode(errors="replace"))
             file.flush()
@@ -167,8 +175,10 @@ def _run_on(procs: ProcMesh, command: _Command) -> int:
     shower.start()
     try:
         return max(runners.run.call(command, port).get().values())
+    except BaseException:
+        port.send(("stop", b""))
+        raise
     finally:
-        port.send(None)  # in-order delivery: it arrives after all output
         shower.join()
 
 
@@ -176,7 +186,13 @@ class _Runner(Actor):
     """Runs a command in a child of its process."""
 
     @endpoint
-    def run(self, command: _Command, port: Port[_Chunk | None]) -> int:
+    def run(self, command: _Command, port: Port[_Chunk]) -> int:
+        try:
+            return self._run(command, port)
+        finally:
+            port.send(("end", b""))
+
+    def _run(self, command: _Command, port: Port[_Chunk]) -> int:
         words = list(command.words)
         if words[0].endswith(".py") or words[0] == "-m":
             words = [sys.executable, *words]
@@ -249,7 +265,7 @@ def outputs_at(folder: str | None, at: Point) -> tuple[IO[bytes] | None, IO[byte
     return open(stdout, "wb"), open(stderr, "wb")
 
 
-def _forward(pipe: IO[bytes], kind: str, port: Port[_Chunk | None]) -> None:
+def _forward(pipe: IO[bytes], kind: str, port: Port[_Chunk]) -> None:
     with pipe:
         while data := os.read(pipe.fileno(), _SIZE):
             port.send((kind, data))
