@@ -1,4 +1,4 @@
-"""An interrupt at any moment of a long wait ends its thread, which would print for ever."""
+"""An interrupt at any moment of a long wait ends its thread, which would print until the program ends."""
 
 from __future__ import annotations
 

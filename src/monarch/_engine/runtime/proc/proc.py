@@ -705,7 +705,7 @@ class Proc:
     def _on_moved(self, uid: int, to: int, *, handed: bool) -> None:
         """Record that `to` replaced proc `uid`; `handed`: it has our link to the old one.
 
-        If `to` has made a link as well, before this process had heard of it, each of the two names
+        If `to` has made a link as well, before this process learned of it, each of the two names
         keeps its link: on another one, messages could overtake those that were sent before.
         """
         with self._links_lock:
