@@ -1,4 +1,4 @@
-"""An interrupt at any moment of a long wait ends its thread, which would print until the program ends."""
+"""An interrupt at any moment of a long wait ends its thread, which would go on printing."""
 
 from __future__ import annotations
 
