@@ -3,9 +3,9 @@
 One after the other, in .venv-3.10, .venv-3.12 and so on, without torch: it has a gigabyte, and what
 needs it is run by `make test`. On each of them run the tests that say how a program behaves, and
 those that import every module; on the oldest and the newest Python also the unit tests and those of
-the engine, with its starts, failures and exits; on the newest also those of the protocol, and of
-what the simulator itself does. A version that is not installed here is named, and is no failure.
-`VERSIONS=3.12` chooses.
+the engine, with its starts, failures and exits; on the newest also those of the protocol, and the
+part of those in the simulator that depends on Python most. A version that is not installed here is
+named, and is no failure. `VERSIONS=3.12` chooses.
 
 An interpreter is looked for where pyenv keeps its versions (PYENV_ROOT, or ~/.pyenv), then on PATH.
 Any Python can run this; it needs nothing beside it.
@@ -23,18 +23,9 @@ SUPPORTED = ("3.10", "3.11", "3.12", "3.13", "3.14")
 MAIN = ROOT / ".venv" / "bin" / "python"
 SET_UP = ROOT / ".ci" / "set_up.py"
 EXTRAS = "test-core"
-ON_EACH = (
-    "tests/unit/test_imports.py",
-    "tests/unit/test_doctests.py",
-    "tests/integration/conformance",
-    "tests/integration/test_mistakes.py",
-)
-ON_THE_ENDS = (
-    "tests/unit",
-    "tests/integration/engine",
-    "tests/integration/conformance",
-    "tests/integration/test_mistakes.py",
-)
+BEHAVIOUR = ("tests/integration/conformance", "tests/integration/test_mistakes.py")
+ON_EACH = ("tests/unit/test_imports.py", "tests/unit/test_doctests.py", *BEHAVIOUR)
+ON_THE_ENDS = ("tests/unit", "tests/integration/engine", *BEHAVIOUR)
 ON_THE_NEWEST = (
     "tests/protocol",
     "tests/sim/test_both_drivers.py",

@@ -35,13 +35,13 @@ def make(prefix: str, parent: str) -> tuple[str, int]:
         path = _new(prefix, parent)
         try:
             fd = enter(path)
-        except FileNotFoundError:  # another process took it for a stale one
+        except FileNotFoundError:  # another process has removed it as a stale one
             continue
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.lstat(path), os.fstat(fd)):
                 return path, fd
-        except (BlockingIOError, FileNotFoundError):  # likewise
+        except (BlockingIOError, FileNotFoundError):  # another process took it for a stale one
             os.close(fd)
             with contextlib.suppress(OSError):
                 os.rmdir(path)
