@@ -148,6 +148,7 @@ if TYPE_CHECKING:
         travels_by_name,
     )
     from monarch._engine.wire.frame import CALL, FAILURE, PROBE, QUERY, STOP, Frame
+    from monarch._engine.wire.tensor import plain_tensor
     from monarch._spi.answers import call_each
     from monarch._spi.levels import UNITS, statistics
     from monarch._spi.process import (
@@ -322,6 +323,7 @@ __all__ = [
     "own_uid",
     "parse_duration",
     "path_end",
+    "plain_tensor",
     "process_context",
     "progress",
     "python_command",
@@ -429,6 +431,7 @@ _NAMES = {
     "_engine.wire.call_meta": "route",
     "_engine.wire.codec": "by_value_pickler decode encode register_reducer travels_by_name",
     "_engine.wire.frame": "CALL FAILURE Frame PROBE QUERY STOP",
+    "_engine.wire.tensor": "plain_tensor",
     "_spi.answers": "call_each",
     "_spi.process": (
         "Promise at_actor_end at_call_end before_calls call_later call_within current_context "

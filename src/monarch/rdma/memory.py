@@ -14,8 +14,12 @@ bytes and locks no pages.
 from __future__ import annotations
 
 import ctypes
+import mmap
+import pickle
 import sys
 from typing import Any
+
+from monarch import _spi
 
 __all__ = ["CPU", "Memory", "memory_of"]
 
@@ -72,7 +76,7 @@ def memory_of(data: Any) -> Memory:
         return Memory(_addressof(held), nbytes, True, held)
     torch: Any = sys.modules.get("torch")
     if torch is not None and isinstance(data, torch.Tensor):
-        return _of_tensor(torch, data)
+        return _of_tensor(data)
     if type(data) is memoryview:
         return _of_view(data, data)
     if isinstance(data, Memory):
@@ -112,15 +116,42 @@ def _bytes_of_array(data: Any) -> memoryview:
     return memoryview(data.reshape(-1).view(numpy.uint8))
 
 
-def _of_tensor(torch: Any, tensor: Any) -> Memory:
-    if tensor.layout is not torch.strided or tensor.is_meta or not tensor.is_contiguous():
+def _of_tensor(tensor: Any) -> Memory:
+    try:
+        plain = _spi.plain_tensor(tensor)
+    except pickle.PicklingError as error:
+        raise ValueError(f"{_layout(tensor)}: {error}") from None
+    if plain is None:
+        raise ValueError(_refused(f"a tensor ({tensor.layout}) whose values are not its memory"))
+    if not plain.is_contiguous():
         raise ValueError(_layout(tensor))
-    if tensor.is_conj() or tensor.is_neg():
-        raise ValueError(f"{_layout(tensor)}: its elements are computed when read, see resolve_*()")
-    nbytes: int = tensor.numel() * tensor.element_size()
-    device = CPU if tensor.device.type == "cpu" else str(tensor.device)
-    # `detach` shares the memory without keeping the autograd graph alive.
-    return _TensorMemory(tensor.data_ptr() if nbytes else 0, nbytes, True, tensor.detach(), device)
+    nbytes: int = plain.numel() * plain.element_size()
+    address: int = plain.data_ptr() if nbytes else 0
+    if nbytes and address != tensor.data_ptr():
+        raise ValueError(
+            f"{_layout(tensor)}: its elements are computed when read, clone() it first"
+        )
+    device = CPU if plain.is_cpu else str(plain.device)
+    # (Torch forgets that an array or a file is read-only. It never resizes memory of others.)
+    writable = not nbytes or plain.untyped_storage().resizable() or _is_writable(address, nbytes)
+    return _TensorMemory(address, nbytes, writable, plain, device)
+
+
+def _is_writable(address: int, nbytes: int) -> bool:
+    """Whether the pages there may be written; elsewhere than on Linux they are taken to be."""
+    if sys.platform != "linux":
+        return True
+    ends = (at & -mmap.PAGESIZE for at in (address, address + nbytes - 1))
+    if not any(_madvise(page, mmap.PAGESIZE, _POPULATE_WRITE) for page in ends):
+        return True
+    # One may not, or the kernel is older than 5.14. This takes a millisecond.
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            bounds, rights = line.split(None, 2)[:2]
+            start, end = (int(bound, 16) for bound in bounds.split("-"))
+            if start < address + nbytes and address < end and rights[1] != "w":
+                return False
+    return True
 
 
 def _layout(data: Any) -> str:
@@ -134,11 +165,21 @@ def _layout(data: Any) -> str:
         what += f" of shape {tuple(shape)}"
     if strides is not None and not callable(strides):
         what += f", strides {tuple(strides)}"
+    return _refused(what)
+
+
+def _refused(what: str) -> str:
     return (
         "RDMABuffer only supports 1d contiguous torch.Tensor or 1d c-contiguous memoryview, "
         "and other contiguous memory: arrays of any shape, bytearray, bytes, mmap. "
         f"Got: {what}"
     )
+
+
+_madvise: Any = getattr(ctypes.CDLL(None), "madvise", None)
+if _madvise is not None:
+    _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE: make the pages ready to be written
 
 
 class _PyBuffer(ctypes.Structure):

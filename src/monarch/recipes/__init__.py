@@ -1,4 +1,6 @@
-"""Recipes: small tools that many programs write for themselves, on the public interface only.
+"""Recipes: small tools that many programs write for themselves, on the public interface.
+
+(`Shared` also asks `_spi` which tensors are plain memory, as all that moves tensors does.)
 
 - `Queue`: a bounded queue that actors on any host fill and empty.
 - `Executor`: plain functions on the processes of a mesh, as a `concurrent.futures.Executor`.

@@ -28,6 +28,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import cloudpickle
 
+from monarch import _spi
 from monarch.rdma import RDMABuffer
 
 __all__ = ["Shared"]
@@ -139,8 +140,10 @@ class _Pickler(cloudpickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         torch = sys.modules.get("torch")
-        if torch is not None and type(obj) is torch.Tensor and _is_plain(torch, obj):
-            raw = obj.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+        if torch is not None and type(obj) is torch.Tensor and _is_shared(obj):
+            if (plain := _spi.plain_tensor(obj)) is None:
+                return super().reducer_override(obj)
+            raw = plain.contiguous().reshape(-1).view(torch.uint8).numpy()
             return _tensor, (pickle.PickleBuffer(raw), obj.dtype, tuple(obj.shape))
         numpy = sys.modules.get("numpy")
         if numpy is not None and type(obj) is numpy.ndarray and not obj.dtype.hasobject:
@@ -149,14 +152,9 @@ class _Pickler(cloudpickle.Pickler):
         return super().reducer_override(obj)
 
 
-def _is_plain(torch: Any, tensor: Any) -> bool:
-    return bool(
-        tensor.device.type == "cpu"
-        and tensor.layout is torch.strided
-        and not tensor.is_quantized
-        and not tensor.requires_grad
-        and tensor.numel()
-    )
+def _is_shared(tensor: Any) -> bool:
+    """Whether the copy in shared memory is all of a tensor, if its values are in memory."""
+    return bool(tensor.is_cpu and not tensor.requires_grad and tensor.numel())
 
 
 def _array(data: memoryview, dtype: Any, shape: tuple[int, ...]) -> Any:

@@ -2,7 +2,7 @@
 
 `pack` takes a state dict apart: its tensors, and the pickled rest, in which a number stands for
 each tensor. So tensors move as memory, without pickling or copies, and everything else (step
-numbers, learning rates, parameter groups) travels along.
+numbers, learning rates, parameter groups, tensors that are not plain memory) travels along.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from monarch import _spi
 from monarch.rdma import RDMAAction, RDMABuffer
 
 __all__ = ["Lent", "Packed", "lend", "pack", "read", "unpack"]
@@ -36,9 +37,9 @@ class _Pickler(pickle.Pickler):
         self.tensors: list[torch.Tensor] = []
 
     def persistent_id(self, obj: Any) -> int | None:
-        if not isinstance(obj, torch.Tensor):
+        if not isinstance(obj, torch.Tensor) or (plain := _spi.plain_tensor(obj)) is None:
             return None
-        self.tensors.append(obj.detach().contiguous())
+        self.tensors.append(plain.contiguous())
         return len(self.tensors) - 1
 
 

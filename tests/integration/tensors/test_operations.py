@@ -401,3 +401,24 @@ def test_a_fetch_that_is_cancelled_takes_no_operation_with_it(active: Any) -> No
         count = count.add(1)
         fetch_shard(count).cancel()
     assert inspect(count).item() == 100
+
+
+def test_values_that_torch_computes_when_they_are_read_are_sent_as_numbers(active: Any) -> None:
+    x = torch.ones(2, requires_grad=True)
+    x.sgn().sum().backward()  # torch makes a gradient of zeros that has no memory
+    kinds = (
+        (x.grad, [0, 0]),
+        (torch._neg_view(torch.ones(2)), [-1, -1]),
+        ((torch.ones(2, dtype=torch.complex64) * 1j).conj(), [-1j, -1j]),
+    )
+    for tensor, expected in kinds:
+        assert inspect(tensor, host=0, gpu=0).tolist() == expected
+        moved = tensor.slice_mesh(host=0).to_mesh(active.slice(host=1))
+        assert inspect(moved, gpu=1).tolist() == expected
+        if not tensor.is_complex():  # gloo has no complex numbers
+            stacked = tensor.reduce("gpu", reduction="stack")
+            assert inspect(stacked, host=1, gpu=0).tolist() == [expected, expected]
+            twice = [2 * each for each in expected]
+            assert inspect(tensor.reduce("gpu"), host=0, gpu=1).tolist() == twice
+            tensor.reduce_("gpu")
+            assert inspect(tensor, host=1, gpu=1).tolist() == twice

@@ -2,21 +2,33 @@
 
 A dense tensor is sent as its elements (a view of a large storage sends the view, not the storage)
 and arrives contiguous. On one host the received tensor refers to the mapped segment, without a
-copy. Tensors of other devices are copied to the CPU first. A tensor that is not dense (sparse,
-quantised, nested) is pickled by torch itself. Sending never imports torch; receiving a tensor does.
+copy. Tensors of other devices are copied to the CPU first. Sending never imports torch; receiving a
+tensor does.
+
+Many tensors of torch have values that are not the bytes at their address. So `plain_tensor` knows
+the few kinds whose values are, by torch's dispatch keys, and all that moves tensors as memory asks
+it: messages, `monarch.rdma`, `monarch.training`, the processes of a mesh of tensors. All other
+kinds (sparse, quantised, nested, meta, subclasses, tensors inside of `torch.func`) are pickled by
+torch itself, or refused. A list of the kinds to exclude was rejected: torch gets new ones.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pickle
 import sys
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["tensor_reducer"]
+__all__ = ["plain_tensor", "tensor_reducer"]
 
 _SHORT = 256  # bytes which are copied sooner than a buffer is made of them
+_DENSE = (
+    *("CPU", "AutogradCPU", "AutocastCPU", "CUDA", "AutogradCUDA", "AutocastCUDA"),
+    "ADInplaceOrView",
+)
+_LAZY = ("Conjugate", "Negative", "ZeroTensor")  # their values are computed when they are read
 
 
 def tensor_reducer(kind: type) -> Callable[[Any], Any] | None:
@@ -25,20 +37,60 @@ def tensor_reducer(kind: type) -> Callable[[Any], Any] | None:
     return _reduce if torch is not None and kind is torch.Tensor else None
 
 
-def _reduce(tensor: Any) -> Any:
+@functools.lru_cache(maxsize=1)
+def _keys(torch: Any) -> tuple[int, int, int]:
+    """Return the bits of unknown dispatch keys, of those of `_LAZY`, and of ``ZeroTensor``."""
+    key, members = torch._C.DispatchKeySet, torch._C.DispatchKey.__members__
+    dense, lazy = (
+        functools.reduce(int.__or__, (key(members[name]).raw_repr() for name in names))
+        for names in (_DENSE, _LAZY)
+    )
+    return ~(dense | lazy), lazy, key(members["ZeroTensor"]).raw_repr()
+
+
+def plain_tensor(tensor: Any) -> Any:
+    """Return a tensor of the same values, outside of autograd, that are the bytes at its address.
+
+    It shares the memory of `tensor` unless the values are computed when they are read: zeros
+    without memory, a conjugate, a negative. Return None for a tensor of a kind that is not known to
+    have its values in memory. Raises pickle.PicklingError if the memory was freed or cut.
+    """
     torch: Any = sys.modules["torch"]
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
-        return NotImplemented
-    if tensor.__dict__:  # attributes set by the user, which torch pickles as well
-        return NotImplemented
-    if tensor.is_nested:
-        return NotImplemented
+    keys: int = torch._C._dispatch_keys(tensor).raw_repr()
+    unknown, lazy, zeros = _keys(torch)
+    if keys & unknown:
+        return None
     with torch._C._DisableTorchDispatch():  # a mesh of distributed tensors may be active
         plain = tensor.data
-        if type(plain) is not torch.Tensor:
-            return NotImplemented
-        if not (plain.is_cpu and plain.is_contiguous()) or plain.is_conj() or plain.is_neg():
-            plain = plain.cpu().resolve_conj().resolve_neg().contiguous()
+        if not keys & zeros:
+            _check_memory(plain)
+        return plain.clone() if keys & lazy else plain
+
+
+def _check_memory(plain: Any) -> None:
+    last = plain.numel() - 1
+    if last < 0:
+        return
+    if not plain.is_contiguous():
+        steps = zip(plain.shape, plain.stride(), strict=True)
+        last = sum((size - 1) * step for size, step in steps)
+    needed = (plain.storage_offset() + last + 1) * plain.element_size()
+    nbytes = plain.untyped_storage().nbytes()
+    if needed > nbytes:
+        raise pickle.PicklingError(
+            f"a tensor of shape {tuple(plain.shape)} has no memory for its values: its storage has "
+            f"{nbytes} of {needed} bytes, as it was freed or resized; clone the tensor before that"
+        )
+
+
+def _reduce(tensor: Any) -> Any:
+    torch: Any = sys.modules["torch"]
+    plain = plain_tensor(tensor)
+    if plain is None or tensor.__dict__:  # attributes set by the user are pickled by torch, too
+        return NotImplemented
+    if not (plain.is_cpu and plain.is_contiguous()):
+        with torch._C._DisableTorchDispatch():
+            plain = plain.cpu().contiguous()
     nbytes = plain.numel() * plain.element_size()
     import ctypes  # already loaded by torch
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
+from monarch import _spi
 from monarch._tensors.core.template import Command
 from monarch._tensors.worker.argument import members
 from monarch._tensors.worker.template import Lost
@@ -40,6 +41,25 @@ _OPS = {
 }
 
 _members = functools.lru_cache(maxsize=256)(members)
+
+
+def _in_memory(value: torch.Tensor) -> torch.Tensor:
+    """Return the tensor with its values in memory, which is all that a process group looks at."""
+    plain = _spi.plain_tensor(value)
+    if plain is None:
+        raise TypeError(
+            f"a tensor of the layout {value.layout} and the type {type(value).__name__} cannot be "
+            "reduced between processes: its values are not one piece of memory; reduce a dense one"
+        )
+    return cast("torch.Tensor", plain)
+
+
+def _is_writable(target: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
+    """Whether a process group can write the values of this tensor into its memory."""
+    if target is None or not target.is_contiguous():
+        return False
+    plain = _spi.plain_tensor(target)
+    return plain is not None and plain.data_ptr() == target.data_ptr()
 
 
 class Collective:
@@ -128,7 +148,9 @@ class Collective:
                 if name:
                     values[name] = lost
         elif out:
-            if result is not written:
+            if isinstance(written, torch.Tensor) and written._is_zerotensor():
+                values[out] = result  # it has no memory that could be written
+            elif result is not written:
                 values[out].copy_(result)
             values[ref] = values[out]
         else:
@@ -149,7 +171,7 @@ class Collective:
                 return value.clone() if spec.scatter else value.unsqueeze(0).clone()
             return value[0].clone() if spec.scatter else value.clone()
         group = self.group(stream, ranks, value.device.type)
-        value = value.contiguous()
+        value = _in_memory(value).contiguous()
         if spec.kind == "stack":
             if spec.scatter:
                 result = torch.empty_like(value)
@@ -161,10 +183,10 @@ class Collective:
         options: Any = dist.AllreduceOptions()
         options.reduceOp = _OPS[spec.kind]
         # gloo has no reduce-scatter for all dtypes and reductions: reduce all, keep a part.
-        if target is None or spec.scatter or not target.is_contiguous():
+        if spec.scatter or not _is_writable(target):
             result = value.clone()
         else:
-            result = target if target is value else target.copy_(value)
+            result = target if target.data_ptr() == value.data_ptr() else target.copy_(value)
         group.allreduce([result], options).wait()
         if spec.scatter:
             result = result[ranks.index(self._table.rank)].clone()
