@@ -144,8 +144,8 @@ def _plan(
         run = _nothing if propagator == "inspect" else propagator
         metas = [tensor._meta for tensor in tensors]
         plan = propagate(run, endpoint.method, args, kwargs, metas, storages)
-        _, _, *rest = plan.definition()  # the arguments travel in the message to the actor
-        engine.learn(plan, ("actor", f"{endpoint._call}.rref()", (), {}, *rest))
+        # The arguments travel in the message to the actor.
+        engine.learn(plan, ("actor", f"{endpoint._call}.rref()", None, *plan.definition()))
         if is_cached:
             engine.cache.put(key, plan)
     return plan, is_cached

@@ -8,6 +8,7 @@ waits.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -22,10 +23,12 @@ from monarch._tensors.core.aliases import Aliases, Stack
 from monarch._tensors.core.metadata import metadata_of
 from monarch._tensors.core.special import CONSTANT
 from monarch._tensors.core.template import Command, Operand, Plan
+from monarch._tensors.function import resolvable_function
 from monarch._tensors.misplaced import explain, place_at
 from monarch._tensors.propagate import plan_of_operator
 from monarch._tensors.stream import main
 from monarch._tensors.tensor import Tensor, new_tensor
+from monarch._tensors.torch_operator import name_of
 from monarch._tensors.where import here
 
 if TYPE_CHECKING:
@@ -334,8 +337,8 @@ def _miss(
         [id(tensor._aliases) for tensor in tensors],
         values,
     )
-    packet = f"{function._schema.name.replace('::', '.')}.{function._overloadname}"
-    place.engine.learn(plan, ("aten", packet, *plan.definition()))
+    constants = pickle.dumps((resolvable_function(function), plan.args, plan.kwargs), protocol=5)
+    place.engine.learn(plan, ("operator", name_of(function), constants, *plan.definition()))
     place.engine.cache.put(key, plan)
     return plan
 

@@ -1,4 +1,7 @@
-"""How functions travel to the processes: by their import path if they have one, else as bytes."""
+"""How functions travel to the processes: by their import path if they have one, else as bytes.
+
+An operator of torch travels by its name, see `torch_operator`.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,14 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
+
+from monarch._tensors.torch_operator import (
+    ResolvableOperator,
+    body_of,
+    is_of_torch,
+    name_of,
+    registering_modules,
+)
 
 __all__ = [
     "ResolvableFromCloudpickle",
@@ -87,8 +98,13 @@ class ResolvableFromCloudpickle(NamedTuple):
 def _of_operator(function: Any) -> ResolvableFunction | None:
     if not isinstance(function, torch._ops.OpOverload):
         return None
-    name = function._schema.name.replace("::", ".")
-    return ResolvableFunctionFromPath(f"torch.ops.{name}.{function._overloadname}")
+    if is_of_torch(function):
+        return ResolvableOperator(name_of(function))
+    modules = tuple(filter(_is_importable, registering_modules(function)))
+    body = None if modules else body_of(function)
+    if body is not None:
+        return _of_bytes(body)
+    return ResolvableOperator(name_of(function), modules, tuple(torch.ops.loaded_libraries))
 
 
 def _of_path(function: Any) -> ResolvableFunction | None:
@@ -104,17 +120,22 @@ def _of_path(function: Any) -> ResolvableFunction | None:
 def _of_module(function: Any) -> ResolvableFunction | None:
     module = getattr(function, "__module__", None)
     name = getattr(function, "__qualname__", None)
-    if not module or not name or module == "__main__" or "<" in name:
+    if not module or not name or "<" in name or not _is_importable(module):
         return None
-    loaded = sys.modules.get(module)
-    if loaded is None or "pytest" in type(getattr(loaded, "__loader__", None)).__module__:
-        return None
-    found: Any = loaded
+    found: Any = sys.modules[module]
     for part in name.split("."):
         found = getattr(found, part, None)
     if found is function or getattr(found, "_undecorated", None) is function:
         return ResolvableFunctionFromPath(f"{module}.{name}")
     return None
+
+
+def _is_importable(module: str) -> bool:
+    """Whether a loaded module is one that the processes can import, too."""
+    loaded = sys.modules.get(module)
+    if module in ("__main__", "__mp_main__") or loaded is None:
+        return False
+    return "pytest" not in type(getattr(loaded, "__loader__", None)).__module__
 
 
 def _of_bytes(function: Any) -> ResolvableFunction | None:
@@ -158,7 +179,7 @@ resolvers: list[Callable[[Any], ResolvableFunction | None]] = [
 
 def maybe_resolvable_function(arg: Any) -> ResolvableFunction | None:
     """Return what the processes resolve to `arg`, or None if no resolver knows it."""
-    if isinstance(arg, ResolvableFunctionFromPath | ResolvableFromCloudpickle):
+    if isinstance(arg, ResolvableFunctionFromPath | ResolvableFromCloudpickle | ResolvableOperator):
         return arg
     for resolver in resolvers:
         found = resolver(arg)

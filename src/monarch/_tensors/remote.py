@@ -358,9 +358,7 @@ def _nothing(*_args: Any, **_kwargs: Any) -> None:
 
 def _definition(plan: Plan, name: str) -> tuple[Any, ...]:
     """Return what the processes need for a plan; they unpickle its function at the first use."""
-    args, kwargs, *rest = plan.definition()
-    call = pickled((plan.function, args, kwargs))
-    return ("user", name, call, None, *rest)
+    return ("user", name, pickled((plan.function, plan.args, plan.kwargs)), *plan.definition())
 
 
 class _Probed:

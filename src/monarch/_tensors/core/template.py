@@ -106,12 +106,12 @@ class Plan:
         return tuple((metadata.size, metadata.dtype) for metadata in made if metadata is not None)
 
     def definition(self) -> tuple[Any, ...]:
-        """Return what a worker needs beside the function."""
+        """Return what a worker needs beside the function and the constants.
+
+        Nothing in it is of the program, so each worker can read it.
+        """
         is_alone = self.structure is None
-        return (
-            *(self.args, self.kwargs, self.tensors, self.new),
-            *(self.picks, is_alone, self.written, self.expected()),
-        )
+        return self.tensors, self.new, self.picks, is_alone, self.written, self.expected()
 
 
 def operands_of(plan: Plan, command: Command) -> Command:

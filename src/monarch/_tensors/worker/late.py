@@ -12,10 +12,7 @@ does its exception, and the caller gets None.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import copy
-import pickle
-import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from monarch import _spi
 from monarch._tensors.errors import CallFailed
-from monarch._tensors.pickled import pickled
+from monarch._tensors.worker.report import reported
 from monarch._tensors.worker.shares import RESULT, Key, hand_over, take
 
 if TYPE_CHECKING:
@@ -194,11 +191,8 @@ class _ResultPort:
 
 def call_failed(error: Exception, where: tuple[tuple[str, int, str], ...]) -> CallFailed:
     """Return what travels for an exception of an endpoint that was called at `where`."""
-    trace = error.__traceback__
-    own = trace.tb_next if trace is not None else None  # without the frame of this module
-    text = "".join(traceback.format_exception(type(error), error, own or trace))
-    content: bytes | None = None
-    with contextlib.suppress(Exception):  # user code; the text is there in any case
-        content = pickled(error)
-        pickle.loads(content)
-    return CallFailed(text, content, where)
+
+    def part(trace: Any) -> Any:
+        return (trace and trace.tb_next) or trace  # without the frame of this module
+
+    return CallFailed(*reported(error, part), where)

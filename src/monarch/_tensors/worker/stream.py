@@ -2,7 +2,9 @@
 
 A command that fails, or that reads a value that is lost, leaves a `Lost` in the place of its
 results and of what it writes, and the stream goes on. So one mistake costs what depends on it, no
-more.
+more. That holds for whatever goes wrong while a command is carried out, in code of the program, of
+torch or of this package: the thread of a stream does not end before the actor does. Other streams,
+processes and actors that wait for a value of the command get the `Lost` in its place.
 """
 
 from __future__ import annotations
@@ -13,8 +15,7 @@ import pickle
 import queue
 import socket
 import threading
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,10 +44,10 @@ from monarch._tensors.core.special import (
 )
 from monarch._tensors.core.template import DELETE, FIRST, Command
 from monarch._tensors.errors import CallFailed
-from monarch._tensors.pickled import pickled
 from monarch._tensors.worker.argument import GroupArgument, MeshArgument, here
 from monarch._tensors.worker.kept import Kept
 from monarch._tensors.worker.loans import Loans
+from monarch._tensors.worker.report import reported
 from monarch._tensors.worker.shares import Key, hand_over
 from monarch._tensors.worker.template import Lost, Raised, Reference, Template
 from monarch._tensors.worker.transfers import Transfers
@@ -68,9 +69,6 @@ Report = tuple[int, list[_Failure], Any]
 The number of the last command before which all are done, or -1; number, text, pickled exception and
 index in a recording of each failure that the client has not confirmed; the answer to the question.
 """
-
-_TEXT = 64 << 10  # characters of a traceback that are sent
-
 
 class Table:
     """Values and templates of one client on this process, which its streams share.
@@ -101,13 +99,9 @@ class Table:
 
     def fail(self, seq: int, error: BaseException, index: int | None = None) -> Lost:
         """Note a failure, and return what stands for the lost values."""
-        text = "".join(traceback.format_exception(type(error), error, _user_part(error)))
-        content: bytes | None = None
-        with contextlib.suppress(Exception):  # user code; the text is there in any case
-            content = pickled(error)
-            pickle.loads(content)
+        text, content = reported(error, _user_part)
         with self._lock:
-            self._failures.append((seq, text[-_TEXT:], content, index))
+            self._failures.append((seq, text, content, index))
         return Lost(seq)
 
     def confirm(self, seq: int) -> None:
@@ -157,9 +151,8 @@ class Table:
         return self._collective
 
 
-def _user_part(error: BaseException) -> Any:
-    """Return the traceback without the frames of this package."""
-    trace = error.__traceback__
+def _user_part(trace: Any) -> Any:
+    """Return a traceback without the frames of this package."""
     own = __file__.rpartition("/")[0]
     while trace is not None and trace.tb_next is not None:
         name = trace.tb_frame.f_code.co_filename
@@ -185,6 +178,7 @@ class StreamThread:
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._given = 0  # counted by the actor's thread
         self._finished = 0  # counted by the stream's
+        self._defect: Exception | None = None  # why it can execute nothing
         self._special: dict[int, Callable[[int, Command, dict[int, Any]], None]] = {
             DELETE: self._delete,
             CONSTANT: self._constant,
@@ -202,6 +196,8 @@ class StreamThread:
             RECLAIM: self._reclaim,
             SHARE: self._share,
         }
+        others = (SEND, LEND, RETURN, SHARE)  # a stream, a process or an actor waits for the value
+        self._handing_over = {kind: self._special[kind] for kind in others}
         threading.Thread(target=self._serve, name="monarch-tensors-stream", daemon=True).start()
 
     def put(self, first: int, commands: list[Command]) -> None:
@@ -231,7 +227,11 @@ class StreamThread:
         torch.set_grad_enabled(False)
         here.stream = self
         get = self._queue.get
-        with self._device():
+        with contextlib.ExitStack() as scope:
+            try:
+                scope.enter_context(self._device())
+            except Exception as error:  # of the device; each command fails with it
+                self._defect = error
             while True:
                 item = get()
                 if item is None:
@@ -253,6 +253,10 @@ class StreamThread:
     def _execute(self, seq: int, commands: list[Command]) -> None:
         values = self.table.values
         templates = self.table.templates
+        if self._defect is not None:
+            for number, command in enumerate(commands, seq):
+                self._lose(number, command, self._defect, values)
+            return
         for command in commands:
             number = command[0]
             try:
@@ -274,16 +278,23 @@ class StreamThread:
     ) -> None:
         """Put what stands for lost values in the places of what `command` defines and writes."""
         table = self.table
-        if command[0] >= FIRST:
-            template = table.templates[command[0]]
-            reads, defines = template.reads(command), template.defines(command)
-        else:
-            reads, defines = references(command)
+        reads: Iterable[int] = ()
+        defines: Iterable[int] = ()
+        with contextlib.suppress(Exception):  # of a command that cannot be read: `error` says why
+            if command[0] >= FIRST:
+                template = table.templates[command[0]]
+                reads, defines = template.reads(command), template.defines(command)
+            else:
+                reads, defines = references(command)
         lost = next((v for ref in reads if type(v := values.get(ref)) is Lost), None)
         if lost is None:
             lost = table.fail(seq, error, index)
         for ref in defines:
             values[ref] = lost
+        hands_over = self._handing_over.get(command[0])
+        if hands_over is not None:
+            with contextlib.suppress(Exception):  # the other side waits until its deadline
+                hands_over(seq, command, _All(lost))
 
     def _replay(self, seq: int, command: Command, values: dict[int, Any]) -> None:
         _, number, refs, given, changed, fresh = command
@@ -293,12 +304,13 @@ class StreamThread:
         local = {name: values[given[position]] for position, name in part.given}
         numbers = dict(zip(part.numbers, fresh, strict=True))
         templates = self.table.templates
-        for index, inner in part.commands:
+        for index, recorded in part.commands:
+            inner = recorded if recorded[0] >= FIRST else renumbered(recorded, numbers)
             try:
                 if inner[0] >= FIRST:
                     templates[inner[0]].run(local, inner)
                 else:
-                    self._special[inner[0]](seq, renumbered(inner, numbers), local)
+                    self._special[inner[0]](seq, inner, local)
             except BaseException as error:  # the supervision boundary of one command
                 self._lose(seq, inner, error, local, index)
         for position, name in part.results:
@@ -453,6 +465,17 @@ class StreamThread:
         return lost[0] if lost else given
 
 
+class _All(dict[int, Any]):
+    """A table in which each value is the same."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self._value = value
+
+    def __missing__(self, ref: int) -> Any:
+        return self._value
+
+
 class Question:
     """A question on its way through streams: answered when all of them have come so far.
 
@@ -506,15 +529,11 @@ class Question:
     def _finish(self) -> None:
         try:
             self._port.send((self._done, self._table.failures(), self._value))
-        except Exception as error:  # the value cannot be pickled
+        except BaseException as error:  # the value cannot be pickled
             with contextlib.suppress(RuntimeError):  # the actor was stopped, which was the answer
                 self._port.send((self._done, self._table.failures(), _raised(error)))
 
 
 def _raised(error: BaseException) -> Any:
     """Return the value that stands for an exception in an answer."""
-    text = "".join(traceback.format_exception(type(error), error, _user_part(error)))
-    content: bytes | None = None
-    with contextlib.suppress(Exception):  # user code; the text is there in any case
-        content = pickled(error)
-    return Raised(text, content)
+    return Raised(*reported(error, _user_part))

@@ -4,6 +4,10 @@ For an operator of torch a template becomes a line of Python, compiled once: the
 operands are looked up in the table of values, the constants are bound. A function of the program is
 called with gradients enabled, on tensors that do not require them.
 
+The line is made, and the constants and the function are read, at the first command: the thread of
+its stream does that, and an error in it is one of that command. What a failure needs (which values
+a command reads and defines) is known without them.
+
 For some operators the function in `torch` comes to the same operator from the same arguments, and
 costs half of what a call of the operator itself does. For small tensors half of the rest goes into
 making a tensor of a number: see `_Number`.
@@ -11,6 +15,7 @@ making a tensor of a number: see `_Number`.
 
 from __future__ import annotations
 
+import functools
 import operator
 import pickle
 from collections.abc import Callable, Iterable
@@ -22,9 +27,12 @@ from torch.utils import _pytree as pytree
 
 from monarch._tensors.core.template import Command, Operand
 from monarch._tensors.worker.argument import GroupArgument, MeshArgument, here
-from monarch._tensors.worker.shares import RESULT, take
+from monarch._tensors.worker.shares import RESULT, hand_over, take
 
 __all__ = ["Lost", "Raised", "Reference", "Template", "compiled"]
+
+
+_Run = Callable[[dict[int, Any], Command], None]
 
 
 @dataclass(frozen=True)
@@ -53,25 +61,29 @@ class Template:
     """An operation of which only operands and results vary.
 
     Args:
-        run: executes a command on the table of values.
+        make: returns `run`; called at the first command, and again if that fails.
         tensors: the numbers of the operands that are references.
         new: the number of references that it defines.
         written: the numbers of the tensors, among the operands, that it writes to.
+
+    Attributes:
+        run: executes a command on the table of values.
     """
 
-    __slots__ = ("new", "run", "tensors", "written")
+    __slots__ = ("_make", "new", "run", "tensors", "written")
 
     def __init__(
-        self,
-        run: Callable[[dict[int, Any], Command], None],
-        tensors: tuple[int, ...],
-        new: int,
-        written: tuple[int, ...],
+        self, make: Callable[[], _Run], tensors: tuple[int, ...], new: int, written: tuple[int, ...]
     ) -> None:
-        self.run = run
+        self._make = make
+        self.run: _Run = self._first
         self.tensors = tensors
         self.new = new
         self.written = written
+
+    def _first(self, values: dict[int, Any], command: Command) -> None:
+        self.run = self._make()
+        self.run(values, command)
 
     def reads(self, command: Command) -> Iterable[int]:
         """Return the references that a command reads."""
@@ -91,21 +103,13 @@ class Template:
 
 def compiled(definition: Any) -> Template:
     """Return the template of a definition, as `dispatch` and `remote` make them."""
-    kind, function, args, kwargs, tensors, new, picks, is_alone, written, expected = definition
-    if kind == "user":
-        run = _function(function, args, new, picks, is_alone, expected)
-        return Template(run, tensors, new, written)
-    if kind == "actor":
-        return Template(_call(function, new, picks, is_alone, expected), tensors, new, written)
-    operands = (Operand(0), Operand(1))
-    if function in _ARITHMETIC and args == operands and not kwargs and tensors == (0,):
-        return Template(_Number(_FUNCTIONS[function]), tensors, new, written)
-    called = _operator(function)
-    if not kwargs and all(type(value) is Operand for value in args):
-        called = _FUNCTIONS.get(function, called)
-    return Template(
-        _line(called, args, kwargs, tensors, new, picks, is_alone), tensors, new, written
-    )
+    kind, name, constants, tensors, new, picks, is_alone, written, expected = definition
+    if kind == "operator":
+        make = functools.partial(_operator, name, constants, tensors, new, picks, is_alone)
+    else:
+        kinds = {"user": functools.partial(_function, constants), "actor": _call}
+        make = functools.partial(kinds[kind], name, new, picks, is_alone, expected)
+    return Template(make, tensors, new, written)
 
 
 _ARITHMETIC = ("aten.add.Tensor", "aten.sub.Tensor", "aten.mul.Tensor", "aten.div.Tensor")
@@ -153,9 +157,22 @@ _EXACT = frozenset({torch.float32, torch.float64})
 _WIDE = {int: torch.int64, float: torch.float64}  # as torch does
 
 
-def _operator(name: str) -> Any:
-    namespace, packet, overload = name.split(".")
-    return getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+def _operator(
+    name: str,
+    constants: bytes,
+    tensors: tuple[int, ...],
+    new: int,
+    picks: tuple[int, ...],
+    is_alone: bool,
+) -> _Run:
+    """Return a function that executes commands of an operator of torch."""
+    function, args, kwargs = pickle.loads(constants)
+    if name in _ARITHMETIC and args == (Operand(0), Operand(1)) and not kwargs and tensors == (0,):
+        return _Number(_FUNCTIONS[name])
+    called = function.resolve()
+    if not kwargs and all(type(value) is Operand for value in args):
+        called = _FUNCTIONS.get(name, called)
+    return _line(called, args, kwargs, tensors, new, picks, is_alone)
 
 
 def _line(
@@ -166,7 +183,7 @@ def _line(
     new: int,
     picks: tuple[int, ...],
     is_alone: bool,
-) -> Callable[[dict[int, Any], Command], None]:
+) -> _Run:
     """Return a compiled function that executes commands of an operator."""
     constants: list[Any] = []
     references = set(tensors)
@@ -196,32 +213,28 @@ def _line(
     text = f"def make(f, leaves{names}):\n def run(v, c):\n  {body}\n return run"
     space: dict[str, Any] = {}
     exec(compile(text, "<template>", "exec"), space)  # noqa: S102 - the text is made above
-    made: Callable[[dict[int, Any], Command], None] = space["make"](
+    made: _Run = space["make"](
         function, pytree.tree_leaves, *constants
     )
     return made
 
 
 def _function(
-    name: str,
     call: bytes,
+    name: str,
     new: int,
     picks: tuple[int, ...],
     is_alone: bool,
     expected: tuple[Any, ...],
-) -> Callable[[dict[int, Any], Command], None]:
+) -> _Run:
     """Return a function that executes commands of a function of the program.
 
-    `call` is the pickle of the function and its constants. It is read at the first command: an
-    error in it is one of that operation.
+    `call` is the pickle of the function and its constants.
     """
     start = 1 + new
-    known: list[_Called] = []
+    called = _Called(*pickle.loads(call))
 
     def run(values: dict[int, Any], command: Command) -> None:
-        if not known:
-            known.append(_Called(*pickle.loads(call)))
-        called = known[0]
         given = []
         for leaf in called.leaves:
             if type(leaf) is Operand:
@@ -263,7 +276,7 @@ class _Called:
 
 def _call(
     name: str, new: int, picks: tuple[int, ...], is_alone: bool, expected: tuple[Any, ...]
-) -> Callable[[dict[int, Any], Command], None]:
+) -> _Run:
     """Return a function that hands arguments to an actor, and waits for the result of its call.
 
     A command has references and, as the last operand, the number of the call.
@@ -272,10 +285,16 @@ def _call(
     def run(values: dict[int, Any], command: Command) -> None:
         *refs, number = (item for item in command[1 + new :] if type(item) is not tuple)
         stream = here.stream
-        answer = take(stream.table.name, (number, RESULT))
-        given = [values[ref] for ref in refs]
-        for index, value in enumerate(given):
-            stream.share((number, index), value)
+        engine = stream.table.name
+        answer = take(engine, (number, RESULT))
+        try:
+            given = [values[ref] for ref in refs]
+            for index, value in enumerate(given):
+                stream.share((number, index), value)
+        except Exception as error:  # the actor waits for all of them
+            for index in range(len(refs)):
+                hand_over(engine, (number, index), error=error)
+            raise
         if any(type(value) is Lost for value in given):
             raise RuntimeError("an argument is lost")
         # The call ends with an answer, or with the loss of the actor, which the client reports.
