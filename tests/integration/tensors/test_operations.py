@@ -233,6 +233,61 @@ def test_lost_values_spread_to_other_meshes(active: Any) -> None:
         inspect(moved)
 
 
+@torch.library.custom_op("monarch_tests::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@twice.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def test_operators_that_the_processes_have_not_registered_work(active: Any) -> None:
+    with no_mesh.activate():
+        tensors = torch.randn(8, 4), torch.randn(5, 4), torch.arange(8) % 5
+        expected = torch.nn.functional.linear_cross_entropy(*tensors)
+    given = remote(lambda: tensors, propagate=lambda: tensors)()
+    computed = inspect(torch.nn.functional.linear_cross_entropy(*given))
+    assert computed.item() == pytest.approx(expected.item())
+    assert inspect(twice(torch.ones(2))).tolist() == [2, 2]
+    assert inspect(remote(torch.ops.monarch_tests.twice.default)(torch.ones(2))).tolist() == [2, 2]
+
+
+def test_an_operator_that_no_process_can_register_fails_alone(active: Any) -> None:
+    library = torch.library.Library("monarch_tests_local", "DEF")
+    library.define("thrice(Tensor x) -> Tensor")
+    library.impl("thrice", lambda x: x * 3, "CompositeExplicitAutograd")
+    x = torch.ones(2)
+    lost = torch.ops.monarch_tests_local.thrice(x)
+    with pytest.raises(RemoteException, match=r"monarch_tests_local::thrice.* is not registered"):
+        inspect(lost + 1)
+    assert inspect(x + 1).tolist() == [2, 2]
+
+
+@remote(propagate="inspect")
+def has_no_memory_once(rank: Any) -> None:
+    if int(rank) == 1:
+        clone = torch.Tensor.clone
+
+        def fail(_: Any) -> Any:
+            torch.Tensor.clone = clone  # type: ignore[method-assign]
+            raise MemoryError("no memory here")
+
+        torch.Tensor.clone = fail  # type: ignore[assignment]
+
+
+def test_a_process_that_cannot_take_part_in_a_reduction_fails_that_one_alone(active: Any) -> None:
+    rank = active.process_idx()
+    assert int(inspect(rank.reduce(("host", "gpu")))) == 6  # makes the group
+    has_no_memory_once(rank)
+    first, second = ((rank + more).reduce(("host", "gpu")) for more in (1, 2))
+    assert [int(inspect(second, host=h, gpu=g)) for h in (0, 1) for g in (0, 1)] == [14] * 4
+    with pytest.raises(RemoteException, match="no memory here") as caught:
+        inspect(first)
+    assert caught.value.ranks == [1]
+
+
 # -- remote functions ------------------------------------------------------------------------------
 
 

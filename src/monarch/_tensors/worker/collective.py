@@ -6,6 +6,11 @@ messages of this system (`store`), so it opens no port.
 
 A process on which the argument is lost takes part with zeros, so that the others do not wait; the
 client knows that the result is lost everywhere.
+
+A process that cannot take part, for example because it lacks the memory, leaves the group: its next
+reduction would meet the one that the others still wait in. It notes the number of the operation in
+the rendezvous, and its connections close, which ends the wait of the others. They read the number,
+and all make a new group with it in the name: whatever they were at, no reduction meets another one.
 """
 
 from __future__ import annotations
@@ -40,6 +45,9 @@ _OPS = {
     "bxor": dist.ReduceOp.BXOR,
 }
 
+_Key = tuple[int, tuple[int, ...], str]
+"""The number of a stream, ranks, and a kind of device."""
+
 _members = functools.lru_cache(maxsize=256)(members)
 
 
@@ -72,16 +80,41 @@ class Collective:
     def __init__(self, table: Table) -> None:
         self._table = table
         self._groups: dict[Any, Any] = {}
+        self._left: dict[Any, int] = {}  # the operation since which a group is not the first one
         self._store: Any = None  # torch calls its methods as long as it lives
 
-    def group(self, stream: StreamThread, ranks: list[int], device: str) -> Any:
-        """Return the process group of these ranks for a stream and a kind of device."""
-        key = (stream.number, tuple(ranks), device)
+    def group(self, key: _Key, seq: int) -> Any:
+        """Return the process group of a stream, ranks and a kind of device, for operation `seq`."""
+        if seq <= self._left.get(key, -1):
+            raise RuntimeError("another process could not take part")
         group = self._groups.get(key)
         if group is None:
-            name = "/".join(map(str, (stream.number, device, *ranks)))
-            group = self._groups[key] = self._made(name, ranks, device)
+            _, ranks, device = key
+            group = self._groups[key] = self._made(self._name(key), list(ranks), device)
         return group
+
+    def _name(self, key: _Key) -> str:
+        number, ranks, device = key
+        name = "/".join(map(str, (number, device, *ranks)))
+        left = self._left.get(key)
+        return name if left is None else f"{name}/after {left}"
+
+    def _leave(self, key: _Key, seq: int) -> None:
+        """Take part in no reduction of this group from operation `seq` on."""
+        try:
+            self._stored(self._name(key)).set("left", str(seq))
+        finally:
+            self._left[key] = seq
+            self._groups.pop(key, None)
+
+    def _follow(self, key: _Key) -> int | None:
+        """Leave the group as well if another process has; return the operation it could not do."""
+        store = self._stored(self._name(key))
+        if not store.check(["left"]):
+            return None
+        seq = self._left[key] = int(store.get("left"))
+        self._groups.pop(key, None)
+        return seq
 
     def user_group(self, stream: StreamThread, ranks: list[int]) -> Any:
         """Return a process group for functions of the program, for tensors of all devices."""
@@ -129,20 +162,23 @@ class Collective:
         _, ref, source, out, aliases, spec = command
         value: Any = values[source]
         lost = value if type(value) is Lost else None
-        if lost is not None:
-            meta = spec.source
-            value = torch.zeros(meta.size, dtype=meta.dtype, device=meta.device)
         ranks = _members(spec.ranks, spec.dims, self._table.rank)
         written = values[out] if out else None
         target = written if isinstance(written, torch.Tensor) and lost is None else None
+        device = (spec.source if lost is not None else value).device.type
+        key = (stream.number, tuple(ranks), device)
         try:
-            result = self._combined(stream, cast("torch.Tensor", value), ranks, spec, target)
+            result = self._combined(key, seq, value, spec, target)
         except RuntimeError as error:
-            dims = ", ".join(spec.names)
-            raise RuntimeError(
-                f"the reduction over {dims} (operation {seq}, ranks {ranks}) failed, or did not "
-                f"end within {self._table.collective_timeout:g} s: {error}"
-            ) from error
+            is_alone = len(ranks) == 1 or self._left.get(key) == seq
+            if is_alone or self._follow(key) != seq:
+                dims = ", ".join(spec.names)
+                raise RuntimeError(
+                    f"the reduction over {dims} (operation {seq}, ranks {ranks}) failed, or did "
+                    f"not end within {self._table.collective_timeout:g} s: {error}"
+                ) from error
+            lost = Lost(seq)  # the process that has left reports the failure
+            result = None
         if lost is not None:
             for name in (ref, out, *aliases):
                 if name:
@@ -157,36 +193,30 @@ class Collective:
             values[ref] = result
 
     def _combined(
-        self,
-        stream: StreamThread,
-        value: torch.Tensor,
-        ranks: list[int],
-        spec: Reduction,
-        target: torch.Tensor | None,
+        self, key: _Key, seq: int, value: Any, spec: Reduction, target: torch.Tensor | None
     ) -> torch.Tensor:
         """Return the result: in `target` if the group can write it there, without a copy."""
+        ranks = key[1]
         count = len(ranks)
-        if count == 1:
-            if spec.kind == "stack":
-                return value.clone() if spec.scatter else value.unsqueeze(0).clone()
-            return value[0].clone() if spec.scatter else value.clone()
-        group = self.group(stream, ranks, value.device.type)
-        value = _in_memory(value).contiguous()
+        group = self.group(key, seq) if count > 1 else None
+        try:
+            value = _given(value, spec, is_alone=group is None)
+            result = _room(value, count, spec, target)
+        except BaseException:
+            if group is not None:
+                self._leave(key, seq)
+            raise
+        if group is None:
+            return result
         if spec.kind == "stack":
             if spec.scatter:
-                result = torch.empty_like(value)
                 group.alltoall_base(result, value, [], [], dist.AllToAllOptions()).wait()
-                return result
-            result = value.new_empty((count, *value.shape))
-            group.allgather([list(result.unbind(0))], [value]).wait()
+            else:
+                group.allgather([list(result.unbind(0))], [value]).wait()
             return result
         options: Any = dist.AllreduceOptions()
         options.reduceOp = _OPS[spec.kind]
         # gloo has no reduce-scatter for all dtypes and reductions: reduce all, keep a part.
-        if spec.scatter or not _is_writable(target):
-            result = value.clone()
-        else:
-            result = target if target.data_ptr() == value.data_ptr() else target.copy_(value)
         group.allreduce([result], options).wait()
         if spec.scatter:
             result = result[ranks.index(self._table.rank)].clone()
@@ -196,3 +226,26 @@ class Collective:
             else:
                 result = torch.div(result, count, rounding_mode="trunc")
         return result
+
+
+def _given(value: Any, spec: Reduction, is_alone: bool) -> torch.Tensor:
+    """Return what a process gives to a reduction."""
+    if type(value) is Lost:
+        meta = spec.source
+        return torch.zeros(meta.size, dtype=meta.dtype, device=meta.device)
+    return cast("torch.Tensor", value) if is_alone else _in_memory(value).contiguous()
+
+
+def _room(
+    value: torch.Tensor, count: int, spec: Reduction, target: torch.Tensor | None
+) -> torch.Tensor:
+    """Return the tensor that a reduction writes to; the result itself if a process is alone."""
+    if count == 1:
+        if spec.kind == "stack":
+            return value.clone() if spec.scatter else value.unsqueeze(0).clone()
+        return value[0].clone() if spec.scatter else value.clone()
+    if spec.kind == "stack":
+        return torch.empty_like(value) if spec.scatter else value.new_empty((count, *value.shape))
+    if spec.scatter or not _is_writable(target):
+        return value.clone()
+    return target if target.data_ptr() == value.data_ptr() else target.copy_(value)
