@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from monarch._tensors.opaque_object import OpaqueObject
 from monarch._tensors.opaque_ref import OpaqueRef
 from monarch._tensors.remote import Remote, call_on_shard_and_fetch, remote
+from monarch._tensors.second_derivative import without_second_derivative
 
 __all__ = ["OpaqueModule"]
 
@@ -76,10 +77,11 @@ class OpaqueModule:
         rest = [None if number in numbers else leaf for number, leaf in enumerate(leaves)]
         call = _Call(self, method_name, propagator, tuple(numbers), rest, spec)
         parameters = self.parameters()
-        if torch.is_grad_enabled() and any(t.requires_grad for t in (*parameters, *inputs)):
+        needs = tuple(tensor.requires_grad for tensor in (*parameters, *inputs))
+        if torch.is_grad_enabled() and any(needs):
             outputs = _Node.apply(call, *parameters, *inputs)
         else:
-            outputs, _ = call.run((False,) * (len(parameters) + len(inputs)), inputs)
+            outputs, _ = call.run(needs, torch.is_grad_enabled(), inputs)
         return call.whole(outputs)
 
     def __call__(self, *args: Any, propagator: Any = None, **kwargs: Any) -> Any:
@@ -107,15 +109,24 @@ class _Call:
         self._spec = spec
         self._shape: Any = None
 
-    def run(self, needs: tuple[bool, ...], inputs: Any) -> tuple[tuple[Any, ...], Any]:
-        """Run the method; return its tensors, and the graph if an argument needs a gradient."""
+    def run(
+        self, needs: tuple[bool, ...], is_recorded: bool, inputs: Any
+    ) -> tuple[tuple[Any, ...], Any]:
+        """Run the method; return its tensors, and the graph if an argument needs a gradient.
+
+        Args:
+            needs: which parameters and inputs require a gradient.
+            is_recorded: whether gradients are enabled.
+            inputs: the tensors among the arguments.
+        """
         leaves = list(self._rest)
         for number, tensor in zip(self._numbers, inputs, strict=True):
             leaves[number] = tensor
         args, kwargs = pytree.tree_unflatten(leaves, self._spec)
         module = self._module
         function = module._learning if self._propagator is None else _runner(self._propagator)
-        result, tape = function(module._object._handle(), self._method, needs, args, kwargs)
+        handle = module._object._handle()
+        result, tape = function(handle, self._method, needs, is_recorded, args, kwargs)
         found, self._shape = pytree.tree_flatten(result)
         return tuple(found), tape
 
@@ -131,13 +142,16 @@ class _Node(torch.autograd.Function):  # type: ignore[misc]  # torch is optional
     def forward(ctx: Any, call: _Call, *tensors: Any) -> Any:
         count = len(call._module.parameters())
         ctx.needs = tuple(ctx.needs_input_grad[1:])
-        outputs, ctx.tape = call.run(ctx.needs, tensors[count:])
+        ctx.module = call._module
+        outputs, ctx.tape = call.run(ctx.needs, True, tensors[count:])
         ctx.save_for_backward(*tensors)
         return outputs
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        found = iter(_run_backward(ctx.tape, list(grads), list(ctx.saved_tensors), ctx.needs))
+        saved = list(ctx.saved_tensors)
+        computed = _run_backward(ctx.tape, list(grads), saved, ctx.needs)
+        found = iter(without_second_derivative(str(ctx.module), computed, (*grads, *saved)))
         return (None, *(next(found) if needs else None for needs in ctx.needs))
 
 
@@ -150,7 +164,12 @@ class _Tape:
 
 
 def _run(
-    module: OpaqueRef, method: str, needs: tuple[bool, ...], args: Any, kwargs: Any
+    module: OpaqueRef,
+    method: str,
+    needs: tuple[bool, ...],
+    is_recorded: bool,
+    args: Any,
+    kwargs: Any,
 ) -> tuple[Any, OpaqueRef]:
     """Call the method in a process; return its result, and the graph."""
     parameters = list(module.value.parameters())
@@ -161,12 +180,12 @@ def _run(
         for leaf in leaves
     ]
     args, kwargs = pytree.tree_unflatten(given, spec)
-    with torch.set_grad_enabled(any(needs)):
+    with torch.set_grad_enabled(is_recorded):
         result = getattr(module.value, method)(*args, **kwargs)
     tensors = [leaf for leaf in given if isinstance(leaf, torch.Tensor)]
     outputs = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
     inputs = [t for t, need in zip([*parameters, *tensors], needs, strict=True) if need]
-    tape = OpaqueRef(_Tape(inputs, outputs) if any(needs) else None)
+    tape = OpaqueRef(_Tape(inputs, outputs) if is_recorded and inputs else None)
     return pytree.tree_map(
         lambda leaf: leaf.detach() if isinstance(leaf, torch.Tensor) else leaf, result
     ), tape
@@ -179,7 +198,13 @@ class _Rule:
         self._propagator = propagator
 
     def __call__(
-        self, module: OpaqueRef, method: str, needs: tuple[bool, ...], args: Any, kwargs: Any
+        self,
+        module: OpaqueRef,
+        method: str,
+        needs: tuple[bool, ...],
+        is_recorded: bool,
+        args: Any,
+        kwargs: Any,
     ) -> Any:
         return self._propagator(*args, **kwargs), OpaqueRef(None)
 

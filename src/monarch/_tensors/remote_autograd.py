@@ -24,11 +24,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.autograd.function import once_differentiable
 from torch.utils._pytree import tree_leaves, tree_map
 
 from monarch._tensors.function import ResolvableFunction, resolvable_function
 from monarch._tensors.remote import remote
+from monarch._tensors.second_derivative import without_second_derivative
 
 __all__ = [
     "RemoteAutogradFunction",
@@ -196,12 +196,12 @@ def remote_autograd_function(
         ctx.set_materialize_grads(materialize)
         return result
 
-    @once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:
         needs = tuple(ctx.needs_input_grad)
         saved = list(ctx.saved_tensors)
         facts = _facts_of((ctx.attributes, saved))
-        return backward_remote_fn(target, needs, facts, ctx.attributes, saved, *grads)
+        found = backward_remote_fn(target, needs, facts, ctx.attributes, saved, *grads)
+        return without_second_derivative(target_class.__name__, found, (*grads, *saved))
 
     return type(
         name or f"Remote{target_class.__name__}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
@@ -60,10 +61,9 @@ def test_arithmetic_with_a_number_that_comes_again(
     for kind in {type(number) for number in numbers}:
         template = compiled(
             (
-                None,
+                "operator",
                 f"aten.{name}.Tensor",
-                (Operand(0), Operand(1)),
-                {},
+                pickle.dumps((None, (Operand(0), Operand(1)), {})),
                 (0,),
                 1,
                 (0,),
