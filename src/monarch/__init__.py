@@ -91,6 +91,11 @@ if sys.platform == "win32":
         "pymonarch does not run on Windows: it needs POSIX processes and sockets; use Linux, for "
         "example in WSL 2"
     )
+if sys.platform in ("emscripten", "wasi"):
+    raise ImportError(
+        "pymonarch does not run in WebAssembly: it needs processes, threads and sockets of the "
+        "operating system"
+    )
 if not getattr(sys, "_is_gil_enabled", lambda: True)():  # not in Python before 3.13
     raise ImportError(
         "pymonarch does not run on free-threaded Python without the interpreter lock, which its "

@@ -98,8 +98,9 @@ def test_the_check_of_releases_tries_the_supported_pythons() -> None:
     [
         ("sys._is_gil_enabled = lambda: False", "does not run on free-threaded Python"),
         ("sys.platform = 'win32'", "does not run on Windows"),
+        ("sys.platform = 'emscripten'", "does not run in WebAssembly"),
     ],
-    ids=["free-threaded", "windows"],
+    ids=["free-threaded", "windows", "wasm"],
 )
 def test_an_interpreter_that_cannot_run_the_engine_is_refused_by_name(
     setting: str, text: str

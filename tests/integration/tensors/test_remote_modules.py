@@ -122,6 +122,20 @@ def test_a_remote_autograd_function_runs_its_own_backward(active: Any) -> None:
     assert issubclass(made, RemoteAutogradFunction)
 
 
+class Sees(torch.nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x * (7 if x.requires_grad else 12) + float(torch.is_grad_enabled())
+
+
+def test_an_opaque_module_sees_which_arguments_require_a_gradient(active: Any) -> None:
+    module = OpaqueModule(Sees)
+    for is_enabled in (True, False):
+        for requires_grad in (True, False):
+            with torch.set_grad_enabled(is_enabled):
+                seen = module(torch.ones(1, requires_grad=requires_grad)).detach()
+                assert inspect(seen).item() == (7 if requires_grad else 12) + is_enabled
+
+
 def forward_of(body: Any, backward: Any = None, **more: Any) -> Any:
     """Return an autograd function with these bodies."""
     methods = {"forward": body, "backward": backward or (lambda ctx, *grads: grads), **more}

@@ -177,7 +177,8 @@ class Future(Generic[R_co]):
             loop = asyncio.get_running_loop()
         except RuntimeError:
             raise ValueError(
-                "__await__ with no active event loop (either asyncio or tokio)"
+                "__await__ with no active event loop (either asyncio or tokio): under another one, "
+                "such as trio's, wait with get() in a thread"
             ) from None
         return self._await(loop)
 

@@ -29,6 +29,7 @@ from typing import Any
 
 from monarch._engine.base.failure import PLEASE_REPORT
 from monarch._engine.runtime.io.fault_file import note_error
+from monarch._engine.runtime.io.real_threads import require_real_threads
 
 __all__ = ["READ", "WRITE", "Reactor", "Timer", "report_error"]
 
@@ -57,6 +58,7 @@ class Reactor:
     """See the module. `run` it in the current thread, or `start` a thread for it."""
 
     def __init__(self) -> None:
+        require_real_threads()
         self._poll: Any = select.epoll() if hasattr(select, "epoll") else select.poll()
         self._scale = 1 if hasattr(select, "epoll") else 1000
         # Whether a change during a wait takes effect; not with `poll`.
