@@ -139,8 +139,8 @@ def test_an_opaque_module_sees_which_arguments_require_a_gradient(active: Any) -
 def forward_of(body: Any, backward: Any = None, **more: Any) -> Any:
     """Return an autograd function with these bodies."""
     methods = {"forward": body, "backward": backward or (lambda ctx, *grads: grads), **more}
-    made = type("Made", (torch.autograd.Function,), {k: staticmethod(v) for k, v in methods.items()})
-    return made
+    bound = {name: staticmethod(method) for name, method in methods.items()}
+    return type("Made", (torch.autograd.Function,), bound)
 
 
 def branch(ctx: Any, x: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
@@ -11,6 +12,7 @@ from urllib.parse import quote
 import pytest
 
 from monarch._admin.server import bind
+from monarch._engine.runtime.io.descriptors import raise_descriptor_limit
 from tests.unit.admin.jobs import TOKEN, FixedSource, Site, a_job, site
 
 
@@ -267,6 +269,42 @@ def test_connections_are_bounded(served: Site, monkeypatch: pytest.MonkeyPatch) 
     finally:
         for sock in held:
             sock.close()
+
+
+def test_nine_hundred_connections_that_ask_for_nothing_end(
+    served: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("monarch._admin.server._HEADER_TIME", 0.3)
+    raise_descriptor_limit()
+    with contextlib.ExitStack() as stack:
+        socks = []
+        for _ in range(900):
+            sock = socket.create_connection(("127.0.0.1", served.port), timeout=60)
+            socks.append(stack.enter_context(sock))
+            with contextlib.suppress(ConnectionError):
+                sock.sendall(b"GET /v1/root HTTP/1.1\r\n")
+        for sock in socks:
+            with contextlib.suppress(ConnectionError):
+                while sock.recv(4096):
+                    pass
+    assert served.ask("/v1/root").status == 200
+
+
+@pytest.mark.parametrize("length", ["Content-Length: 3221225472", "Transfer-Encoding: chunked"])
+def test_a_body_of_three_gigabytes_is_refused_before_it_has_come(served: Site, length: str) -> None:
+    header = f"POST /v1/query HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n"
+    part = b"x" * (1 << 16)
+    if "chunked" in length:
+        part = b"10000\r\n" + part + b"\r\n"
+    sent = 0
+    with socket.create_connection(("127.0.0.1", served.port), timeout=60) as sock:
+        sock.sendall(f"{header}{length}\r\n\r\n".encode())
+        with contextlib.suppress(ConnectionError):
+            while sent < 3 << 30:
+                sock.sendall(part)
+                sent += len(part)
+    assert sent < 256 << 20  # what the buffers of both sides take, and more
+    assert served.ask("/v1/root").status == 200
 
 
 def test_a_taken_port_is_replaced_by_the_next() -> None:

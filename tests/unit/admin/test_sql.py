@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,8 @@ from monarch._admin import sql as queries
 from monarch._admin.sql import Sql, percentile
 from monarch._store.store import Store
 from monarch._telemetry.kinds import BatchReader, encode
+from tests.hostile_sql import CANARY
+from tests.hostile_sql import statements as hostile_statements
 from tests.unit.admin.jobs import FixedSource, a_job, site
 
 NOW = time.time_ns() // 1000 - 2 * 3600 * 10**6  # as if the tests before took two hours
@@ -115,6 +119,19 @@ def test_logs_are_filtered(store: Store, query: str, found: list[str]) -> None:
         reply = served.ask(f"/api/logs?{query}").json()
     assert [record["message"] for record in reply["records"]] == found
     assert reply["next"] is None
+
+
+def test_hostile_statements_get_an_answer(store: Store, tmp_path: Path) -> None:
+    file = tmp_path / "canary.csv"
+    file.write_text(CANARY)
+    statements = itertools.islice(hostile_statements(2, str(file), explosions=0), 33)
+    with site(FixedSource(a_job()), store) as served:
+        for sql in statements:
+            reply = served.ask("/v1/query", json.dumps({"sql": sql}).encode())
+            assert reply.status in (200, 400), sql
+            assert CANARY not in str(reply.json()), sql
+        assert served.ask("/v1/query", b'{"sql": "SELECT 1 AS n"}').json()["rows"] == [{"n": 1}]
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
 
 
 def test_the_routes_over_a_store(store: Store) -> None:
