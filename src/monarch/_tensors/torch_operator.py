@@ -16,8 +16,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -99,8 +98,7 @@ def registering_modules(operator: Any) -> list[str]:
     found = [
         name
         for name, module in list(sys.modules.items())
-        if isinstance(module, types.ModuleType)
-        and vars(module).get("__file__") in files
+        if getattr(module, "__dict__", {}).get("__file__") in files  # it may be no module
         and not name.startswith(("torch.library", "torch._library"))
     ]
     stub = torch._C._dispatch_pystub(operator._schema.name, operator._schema.overload_name)

@@ -27,7 +27,8 @@ PROGRAM = Path(__file__).parents[2] / "soak" / "chaos.py"
 def test_every_call_is_accounted_for() -> None:
     """A short run of `tests/soak/chaos.py`, which checks the outcome of each call.
 
-    A failure prints the history that shows the error. Run the program itself for longer runs and other seeds.
+    A failure prints the history that shows the error. Run the program itself for longer
+    runs and other seeds.
     """
     done = subprocess.run(
         [sys.executable, str(PROGRAM), "--seconds", "6", "--procs", "8", "--seed", "1"],

@@ -101,7 +101,14 @@ ROWS: dict[str, Row] = {
     "python -W error": {"command": ["-W", "error", "program.py"]},
     "a zip": {"command": ["program.zip"]},
     "a host name that cannot be resolved": {
-        "before": ["unshare", "--uts", "sh", "-c", 'hostname no.such.host.invalid && exec "$@"', "-"]
+        "before": [
+            "unshare",
+            "--uts",
+            "sh",
+            "-c",
+            'hostname no.such.host.invalid && exec "$@"',
+            "-",
+        ]
     },
     "no network": {"before": ["unshare", "--net"]},
 }

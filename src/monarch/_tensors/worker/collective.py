@@ -165,8 +165,8 @@ class Collective:
         ranks = _members(spec.ranks, spec.dims, self._table.rank)
         written = values[out] if out else None
         target = written if isinstance(written, torch.Tensor) and lost is None else None
-        device = (spec.source if lost is not None else value).device.type
-        key = (stream.number, tuple(ranks), device)
+        like: Any = value if lost is None else spec.source
+        key = (stream.number, tuple(ranks), like.device.type)
         try:
             result = self._combined(key, seq, value, spec, target)
         except RuntimeError as error:

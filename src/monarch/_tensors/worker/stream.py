@@ -70,6 +70,7 @@ The number of the last command before which all are done, or -1; number, text, p
 index in a recording of each failure that the client has not confirmed; the answer to the question.
 """
 
+
 class Table:
     """Values and templates of one client on this process, which its streams share.
 

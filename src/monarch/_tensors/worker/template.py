@@ -104,12 +104,14 @@ class Template:
 def compiled(definition: Any) -> Template:
     """Return the template of a definition, as `dispatch` and `remote` make them."""
     kind, name, constants, tensors, new, picks, is_alone, written, expected = definition
+    made: Callable[..., _Run]
     if kind == "operator":
-        make = functools.partial(_operator, name, constants, tensors, new, picks, is_alone)
+        made = functools.partial(_operator, name, constants, tensors, new, picks, is_alone)
+    elif kind == "user":
+        made = functools.partial(_function, constants, name, new, picks, is_alone, expected)
     else:
-        kinds = {"user": functools.partial(_function, constants), "actor": _call}
-        make = functools.partial(kinds[kind], name, new, picks, is_alone, expected)
-    return Template(make, tensors, new, written)
+        made = functools.partial(_call, name, new, picks, is_alone, expected)
+    return Template(made, tensors, new, written)
 
 
 _ARITHMETIC = ("aten.add.Tensor", "aten.sub.Tensor", "aten.mul.Tensor", "aten.div.Tensor")
@@ -213,9 +215,7 @@ def _line(
     text = f"def make(f, leaves{names}):\n def run(v, c):\n  {body}\n return run"
     space: dict[str, Any] = {}
     exec(compile(text, "<template>", "exec"), space)  # noqa: S102 - the text is made above
-    made: _Run = space["make"](
-        function, pytree.tree_leaves, *constants
-    )
+    made: _Run = space["make"](function, pytree.tree_leaves, *constants)
     return made
 
 
@@ -291,9 +291,9 @@ def _call(
             given = [values[ref] for ref in refs]
             for index, value in enumerate(given):
                 stream.share((number, index), value)
-        except Exception as error:  # the actor waits for all of them
+        except Exception as missing:  # the actor waits for all of them
             for index in range(len(refs)):
-                hand_over(engine, (number, index), error=error)
+                hand_over(engine, (number, index), error=missing)
             raise
         if any(type(value) is Lost for value in given):
             raise RuntimeError("an argument is lost")
