@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from monarch._engine.base.settings import settings
 from monarch._engine.mesh.results import progress
 from monarch.actor import Actor, SupervisionError, attach_to_workers, endpoint, this_host
 from monarch.config import configured
@@ -61,15 +62,16 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def expect(capfd: Any) -> Callable[[str], None]:
+def expect(capfd: Any) -> Callable[[str], re.Match[str]]:
     seen = ""
 
-    def wait_for(pattern: str) -> None:
+    def wait_for(pattern: str) -> re.Match[str]:
         nonlocal seen
         deadline = time.monotonic() + WAIT
-        while not re.search(pattern, seen):
+        while not (found := re.search(pattern, seen)):
             assert time.monotonic() < deadline, f"{pattern!r} is not in {seen!r}"
             seen += capfd.readouterr().err
+        return found
 
     return wait_for
 
@@ -87,7 +89,7 @@ def line_of(text: str) -> str:
 )
 def test_a_stop_says_whom_it_waits_for(
     impatient: None,
-    expect: Callable[[str], None],
+    expect: Callable[[str], re.Match[str]],
     tmp_path: Path,
     kind: type[Holder],
     comment: str,
@@ -100,10 +102,12 @@ def test_a_stop_says_whom_it_waits_for(
     while not begun.exists():
         pass
     stopping = (procs if what == "procs" else actors).stop()
-    expect(
+    said = expect(
         rf"monarch: waiting for a\{{'gpus': 1/2\}}, busy in hold\(\) at {line_of(comment)}"
-        + (r"; killed in \d+ s" if what == "procs" else "")
+        + (r"; killed in (\d+) s" if what == "procs" else "")
     )
+    if what == "procs":
+        assert int(said[1]) <= settings.stop_actor_timeout
     released.touch()
     stopping.get(timeout=WAIT)
     held.get(timeout=WAIT)
@@ -145,7 +149,9 @@ def test_a_stop_of_actors_gives_up_after_its_timeout(tmp_path: Path, kind: type[
     procs.stop().get(timeout=WAIT)
 
 
-def test_an_attach_says_what_it_waits_for(impatient: None, expect: Callable[[str], None]) -> None:
+def test_an_attach_says_what_it_waits_for(
+    impatient: None, expect: Callable[[str], re.Match[str]]
+) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
@@ -161,7 +167,7 @@ def test_an_attach_says_what_it_waits_for(impatient: None, expect: Callable[[str
 
 
 def test_a_block_that_waits_says_what_is_known_best(
-    impatient: None, expect: Callable[[str], None]
+    impatient: None, expect: Callable[[str], re.Match[str]]
 ) -> None:
     with progress.progress("waiting for all"):
         expect("monarch: waiting for all ...")

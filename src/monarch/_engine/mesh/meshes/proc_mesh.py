@@ -263,11 +263,12 @@ class ProcMesh(MeshTrait):
             timeout: seconds until a process that has not exited is killed (default: the sum of the
                 settings `stop_actor_timeout` and `stop_grace_period`).
 
-        Actors handle earlier messages before they stop. If that takes longer than 2 seconds, a line
-        on stderr names the actors and the lines that they execute. Operations on distributed
-        tensors are waited for before anything is stopped, at most `stop_actor_timeout`. A second
-        call returns the same future. Raises ValueError on a slice or a received mesh, and for an
-        impossible timeout.
+        Actors handle earlier messages before they stop. A process whose actors take longer than
+        `stop_actor_timeout` exits without waiting for them. If a stop takes longer than 2 seconds,
+        a line on stderr names the actors, the lines that they execute, and when they end.
+        Operations on distributed tensors are waited for before anything is stopped, at most
+        `stop_actor_timeout`. A second call returns the same future. Raises ValueError on a slice
+        or a received mesh, and for an impossible timeout.
         """
         if timeout is not None:
             _check_timeout(timeout)
@@ -517,13 +518,16 @@ class _Stopped(Future[None]):
         grace = timeout
         if grace is None:
             grace = settings.stop_actor_timeout + settings.stop_grace_period
-        killed_at = environments.current.now() + grace
+        now = environments.current.now()
+        # First a process gives up its actors and exits; one that cannot even do that is killed.
+        ends = now + min(grace, settings.stop_actor_timeout), now + grace
 
         def waiting_for() -> str:
             left = list(missing)
             what = who_is_busy(left) or f"{len(left)} processes of {mesh!r} to end"
-            in_ = max(0.0, killed_at - environments.current.now())
-            return f"waiting for {what}; killed in {in_:.0f} s" if missing else ""
+            now = environments.current.now()
+            end = next((end for end in ends if end > now), now)
+            return f"waiting for {what}; killed in {end - now:.0f} s" if missing else ""
 
         tell_while(self, waiting_for)
         self._timer = proc.reactor.call_later(grace, lambda: proc.kill_procs(list(missing)))
