@@ -61,26 +61,25 @@ def test_the_address_is_where_the_bytes_are(kind: str) -> None:
     assert ctypes.string_at(memory.address, 48) == CONTENT
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        np.zeros((4, 4))[:, 1],
-        np.zeros((4, 4)).T,
-        np.asfortranarray(np.zeros((4, 4))),
-        np.zeros(8, "M8[s]")[::2],
-        memoryview(bytearray(8))[::2],
-        memoryview(bytearray(8))[::-1],
-        np.array([object(), None]),
-        memoryview(np.array([object(), None])),
-        np.zeros(2, [("Old", "O"), ("n", "i4")]),
-        memoryview(np.zeros(2, [("Old", "O"), ("n", "i4")])),
-        "text",
-        17,
-        None,
-        [1, 2],
-    ],
-    ids=str,
-)
+NOT_MEMORY = {
+    "a column": np.zeros((4, 4))[:, 1],
+    "transposed": np.zeros((4, 4)).T,
+    "columns first": np.asfortranarray(np.zeros((4, 4))),
+    "every second time": np.zeros(8, "M8[s]")[::2],
+    "every second byte": memoryview(bytearray(8))[::2],
+    "backwards": memoryview(bytearray(8))[::-1],
+    "objects": np.array([object(), None]),
+    "view of objects": memoryview(np.array([object(), None])),
+    "records with objects": np.zeros(2, [("Old", "O"), ("n", "i4")]),
+    "view of records": memoryview(np.zeros(2, [("Old", "O"), ("n", "i4")])),
+    "text": "text",
+    "number": 17,
+    "None": None,
+    "list": [1, 2],
+}
+
+
+@pytest.mark.parametrize("data", NOT_MEMORY.values(), ids=NOT_MEMORY)
 def test_what_is_not_contiguous_memory_is_refused(data: Any) -> None:
     with pytest.raises(ValueError, match=r"RDMABuffer only supports 1d contiguous torch.Tensor or"):
         memory_of(data)

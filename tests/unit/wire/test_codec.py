@@ -107,7 +107,7 @@ PLAIN = [
 ]
 
 
-@pytest.mark.parametrize("value", PLAIN, ids=repr)
+@pytest.mark.parametrize("value", PLAIN, ids=lambda value: type(value).__name__)
 def test_plain_values(value: Any) -> None:
     for threshold in (0, THRESHOLD, NEVER):
         found = there(value, threshold)
@@ -197,7 +197,7 @@ def uses_cloudpickle(obj: Any) -> bool:
 @pytest.mark.parametrize(
     "obj",
     [len, Plain, Plain.method, Plain(Colour.RED), collections.OrderedDict, test_a_cycle, Colour],
-    ids=str,
+    ids=lambda obj: getattr(obj, "__qualname__", "an object"),
 )
 def test_what_can_be_imported_travels_by_name(obj: Any) -> None:
     assert not uses_cloudpickle(obj)
