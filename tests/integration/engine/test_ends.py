@@ -128,7 +128,9 @@ def test_a_child_that_fails_while_its_parent_stops(
 ) -> None:
     """The stopping parent still judges the failure; one it does not handle goes to its owner."""
     port, told = Channel[str].open()
-    parent = fresh().spawn("parent", kind, fresh(), handles, port)
+    with configured(stop_actor_timeout="60s"):  # on a busy machine the judgement takes a while
+        procs = fresh()
+    parent = procs.spawn("parent", kind, fresh(), handles, port)
     parent.lose.broadcast()
     parent.stop("enough").get(timeout=WAIT)
     assert "non-zero code 3" in told.recv().get(timeout=WAIT)
