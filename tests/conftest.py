@@ -38,6 +38,8 @@ from tests.skipped import summary
 MOST_UNSTABLE = 3
 """How many tests of a run may fail at first, where ``--reruns`` gives them a second try."""
 
+LIMIT = pytest.StashKey[Any]()
+
 RUN = "pymonarch-run-"  # prefix of the directories of test runs
 
 # The examples are the same in each run and have no deadline, so that a run does not fail by chance.
@@ -67,6 +69,17 @@ def pytest_collection_finish() -> None:
     """Freeze the objects that exist before the first test, to speed up later collections."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> None:
+    """Keep the limit of a test for its second try; pytest-timeout sets it for the first only."""
+    item.stash[LIMIT] = settings
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if getattr(item, "execution_count", 1) > 1 and LIMIT in item.stash:
+        item.config.hook.pytest_timeout_set_timer(item=item, settings=item.stash[LIMIT])
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
