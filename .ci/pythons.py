@@ -24,7 +24,12 @@ MAIN = ROOT / ".venv" / "bin" / "python"
 SET_UP = ROOT / ".ci" / "set_up.py"
 EXTRAS = "test-core"
 BEHAVIOUR = ("tests/integration/conformance", "tests/integration/test_mistakes.py")
-ON_EACH = ("tests/unit/test_imports.py", "tests/unit/test_doctests.py", *BEHAVIOUR)
+ON_EACH = (
+    "tests/unit/test_imports.py",
+    "tests/unit/test_doctests.py",
+    "tests/unit/runtime/io/test_stacks.py",
+    *BEHAVIOUR,
+)
 ON_THE_ENDS = ("tests/unit", "tests/integration/engine", *BEHAVIOUR)
 ON_THE_NEWEST = (
     "tests/protocol",

@@ -11,6 +11,7 @@ import pytest
 
 from monarch._debug import pauses
 from monarch._debug.pauses import Pauses, stopped_at
+from monarch._spi import Step, stack_of_thread
 
 
 class Clock:
@@ -135,17 +136,25 @@ def test_other_processes_ask_the_client(
     assert asked == [(7, "debugger", {"op": "paused", "seconds": 12.0})]
 
 
+def own_stack() -> list[Step]:
+    return stack_of_thread(threading.get_ident()).steps
+
+
 def test_a_thread_that_no_debugger_has_stopped() -> None:
-    assert stopped_at(None) is None
-    assert stopped_at(sys._getframe()) is None
+    assert stopped_at([]) is None
+    assert stopped_at(own_stack()) is None
 
 
 def test_a_thread_that_a_debugger_has_stopped() -> None:
-    """Found is the frame of the program, also below further functions of the debugger."""
-    names: dict[str, Any] = {"__name__": "pydevd", "sys": sys, "stopped_at": stopped_at}
+    """Found is the stack of the program, also below further functions of the debugger."""
+    names: dict[str, Any] = {
+        "__name__": "pydevd",
+        "sys": sys,
+        "look": lambda: stopped_at(own_stack()),
+    }
     exec(
-        "def _do_wait_suspend(): return inner()\ndef inner(): return stopped_at(sys._getframe())",
+        "def _do_wait_suspend(): return inner()\ndef inner(): return look()",
         names,
     )
-    assert names["_do_wait_suspend"]() is sys._getframe()
+    assert names["_do_wait_suspend"]()[0].code is sys._getframe().f_code
     assert names["inner"]() is None

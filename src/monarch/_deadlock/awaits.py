@@ -11,12 +11,11 @@ import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from monarch._deadlock.long_wait import Answer, LongWait, place_of
-from monarch._spi import Future, is_engine_frame
+from monarch._spi import Future, is_engine_frame, stack_of_task
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
-    from types import FrameType
 
     from monarch._spi import Cell, DeadlockError, LoopGate
 
@@ -113,19 +112,17 @@ def _raise(wait: tuple[asyncio.Future[None], DeadlockError]) -> None:
 
 def _awaited(task: asyncio.Task[Any]) -> _Await | None:
     """Return the answer that a suspended task waits for, or None if it waits for something else."""
-    step: Any = task.get_coro()
+    stack = stack_of_task(task, _AWAIT)
+    if not stack.variables:
+        return None
     place = ""
-    while step is not None:
-        frame: FrameType | None = getattr(step, "cr_frame", None) or getattr(step, "gi_frame", None)
-        if frame is None:
-            return None
-        if frame.f_code is _AWAIT:
-            local = frame.f_locals
-            return _Await(local["self"], local["arrived"], place)
-        if not is_engine_frame(frame.f_code.co_filename):
-            place = place_of(frame)
-        step = getattr(step, "cr_await", None) or getattr(step, "gi_yieldfrom", None)
-    return None
+    for step in stack.steps:  # the outermost first
+        if step.code is _AWAIT:
+            break
+        if not is_engine_frame(step.file):
+            place = place_of(step.code, step.line)
+    local = stack.variables[0]
+    return _Await(local["self"], local["arrived"], place)
 
 
 def _is_limited(task: asyncio.Task[Any]) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from monarch._deadlock.search import Call
 
 if TYPE_CHECKING:
-    from types import FrameType
+    from types import CodeType
 
     from monarch._spi import Cell, DeadlockError, FrameLink, Parker
 
@@ -69,7 +69,6 @@ class LongWait:
         raise NotImplementedError
 
 
-def place_of(frame: FrameType) -> str:
-    """Return the place of a frame in the program."""
-    code = frame.f_code
-    return f"{code.co_filename}:{frame.f_lineno}, in {code.co_name}"
+def place_of(code: CodeType, line: int) -> str:
+    """Return a place in the program, as text."""
+    return f"{code.co_filename}:{line}, in {code.co_name}"

@@ -21,22 +21,28 @@ from __future__ import annotations
 
 import functools
 import itertools
-import sys
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from monarch._deadlock.awaits import Awaits
 from monarch._deadlock.long_wait import LongWait, place_of
 from monarch._deadlock.search import Break, Chase, Deadlocks, Effect, Probe
-from monarch._spi import PROBE, DeadlockError, Future, environment, is_engine_frame
+from monarch._spi import (
+    NO_STACK,
+    PROBE,
+    DeadlockError,
+    Future,
+    environment,
+    is_engine_frame,
+    stacks,
+)
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
-    from types import FrameType
 
     from monarch._deadlock.long_wait import Answer
-    from monarch._spi import Cell, Frame, FrameLink, LoopGate, Parker, Proc
+    from monarch._spi import Cell, Frame, FrameLink, LoopGate, Parker, Proc, Stack
 
 __all__ = ["Watch"]
 
@@ -99,13 +105,12 @@ class Watch:
         seen: dict[int, Parker] = {}
         told: dict[int, Parker] = {}
         unsure = False
-        frames = sys._current_frames()
+        found = stacks(_BLOCK)
         for cell in list(self._proc.cells.values()):
-            frame = frames.get(cell.thread_id)
-            inner = _blocking(frame)
-            if inner is None:
+            stack = found.get(cell.thread_id, NO_STACK)
+            if not stack.variables:
                 continue
-            local: dict[str, Any] = inner.f_locals
+            local = stack.variables[0]  # of the innermost
             answer: Any = local["self"]
             parker: Parker | None = local.get("parker")
             if local["timeout"] is not None or not hasattr(answer, "_unanswered"):
@@ -116,10 +121,10 @@ class Watch:
                 told[cell.uid] = parker
             elif parker is self._seen.get(cell.uid):
                 told[cell.uid] = parker
-                self._begin(_Parked(cell, answer, _user_place(inner), parker))
+                self._begin(_Parked(cell, answer, _user_place(stack), parker))
             else:
                 seen[cell.uid] = parker
-        del frames
+        del found
         self._seen, self._told = seen, told
         for _ in range(len(self._loops)):
             self._loops.popleft()()
@@ -172,16 +177,9 @@ class Watch:
             self._proc.clock.call_later(due - environment.current.now(), tick)
 
 
-def _blocking(frame: FrameType | None) -> FrameType | None:
-    """Return the innermost frame that blocks, or None."""
-    while frame is not None and frame.f_code is not _BLOCK:
-        frame = frame.f_back
-    return frame
-
-
-def _user_place(frame: FrameType) -> str:
-    """Return the innermost line of the user's program on the stack."""
-    above: FrameType | None = frame
-    while above is not None and is_engine_frame(above.f_code.co_filename):
-        above = above.f_back
-    return place_of(above or frame)
+def _user_place(stack: Stack) -> str:
+    """Return the innermost line of the user's program that has called `Future._block`."""
+    steps = itertools.dropwhile(lambda step: step.code is not _BLOCK, stack.steps)
+    above = [*itertools.dropwhile(lambda step: is_engine_frame(step.file), steps)]
+    step = above[0] if above else next(step for step in stack.steps if step.code is _BLOCK)
+    return place_of(step.code, step.line)

@@ -17,13 +17,14 @@ from __future__ import annotations
 import json
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from monarch._spi import ask, client_proc, environment, is_simulated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
-    from types import FrameType
+    from collections.abc import Callable, Hashable, Sequence
+
+    from monarch._spi import Step
 
 __all__ = ["PAUSES", "SERVICE", "Pauses", "settle_limit", "stopped_at", "time_left"]
 
@@ -137,18 +138,16 @@ _DEBUGGERS = ("bdb", "cmd", "pdb", "monarch._debug", "pydevd", "_pydevd")
 """How the names of modules of debuggers begin."""
 
 
-def stopped_at(frame: FrameType | None) -> FrameType | None:
-    """Return the frame at which a debugger has stopped the thread that executes `frame`.
+def stopped_at(steps: Sequence[Step]) -> Sequence[Step] | None:
+    """Return the part of a stack, innermost first, at which a debugger has stopped the thread.
 
     None if no debugger has stopped the thread.
     """
     stops = False
-    at: Any = frame
-    while at is not None:
-        module = at.f_globals.get("__name__", "")
-        if _STOPPED.get(module) == at.f_code.co_name:
+    for depth, step in enumerate(steps):
+        module = step.module.get("__name__", "")
+        if _STOPPED.get(module) == step.name:
             stops = True
         elif stops and not module.startswith(_DEBUGGERS):
-            return cast("FrameType", at)
-        at = at.f_back
+            return steps[depth:]
     return None

@@ -1,7 +1,7 @@
 """The account of a process: its actors, what each executes, and for what it waits.
 
 It is made on the reactor thread, without the cooperation of the actors: from the stack of an
-actor's thread or, for a task that is suspended, from its coroutines. Waits are found on the stack,
+actor's thread or of a suspended task. Waits are found on the stack,
 too: a thread that waits has a frame of `Future._block`, a coroutine one of `Future._await`.
 """
 
@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import threading
-from collections.abc import Iterator
-from types import CodeType, FrameType
+from collections.abc import Iterator, Sequence
+from types import CodeType
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from monarch._diagnosis.ended import EndedAccount, ExitAccount, ended, exits
 from monarch._spi import (
     FAILED,
     KEYS,
+    NO_STACK,
     Future,
     Request,
     environment,
@@ -28,7 +28,8 @@ from monarch._spi import (
     is_package_frame,
     route,
     settings,
-    suspended_frames,
+    stack_of_task,
+    stacks,
 )
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import NotRequired
 
-    from monarch._spi import Cell, Frame, FrameLink, Proc
+    from monarch._spi import Cell, Frame, FrameLink, Proc, Stack, Step
 
 __all__ = ["Account", "Activity", "ActorAccount", "FailureAccount", "Wait", "account", "on_request"]
 
@@ -127,7 +128,7 @@ def on_request(proc: Proc, link: FrameLink, frame: Frame) -> None:
 
 def account(proc: Proc) -> Account:
     """Return the account of this process. Does not block; from any thread."""
-    frames = sys._current_frames()
+    looked = stacks(_BLOCK)
     cells = [*list(proc.cells.values()), *list(proc.ending)]
     graves = [(grave, False) for grave in list(proc.graves.values()) if grave.kind == FAILED]
     graves += [(grave, True) for _, grave in list(proc.replaced) if grave.kind == FAILED]
@@ -142,8 +143,8 @@ def account(proc: Proc) -> Account:
         "pid": os.getpid(),
         "machine": proc.hostname,
         "client": proc.client,
-        "actors": [_actor(cell, frames.get(cell.thread_id)) for cell in cells],
-        "script": _script(frames) if proc.client else None,
+        "actors": [_actor(cell, looked.get(cell.thread_id, NO_STACK)) for cell in cells],
+        "script": _script(looked) if proc.client else None,
         "failures": [
             {
                 "actor": grave.actor,
@@ -166,27 +167,20 @@ def _changed_settings() -> dict[str, tuple[Any, str]]:
     }
 
 
-def _script(frames: dict[int, FrameType]) -> Activity:
-    frame = frames.get(threading.main_thread().ident or 0)
-    return _activity("", None, _thread_frames(frame), _wait_of_thread(frame))
+def _script(looked: dict[int, Stack]) -> Activity:
+    stack = looked.get(threading.main_thread().ident or 0, NO_STACK)
+    return _activity("", None, stack.steps[::-1], _wait_of_thread(stack))
 
 
 def _activity(
-    endpoint: str, seconds: float | None, frames: list[FrameType], wait: Wait | None
+    endpoint: str, seconds: float | None, steps: Sequence[Step], wait: Wait | None
 ) -> Activity:
-    """Return an activity; `frames` are outermost first, and those of the engine are left out."""
-    users = [frame for frame in frames if not is_package_frame(frame.f_code.co_filename)]
-    while users and _is_library(users[0].f_code.co_filename):
+    """Return an activity; `steps` are outermost first, and those of the engine are left out."""
+    users = [step for step in steps if not is_package_frame(step.file)]
+    while users and _is_library(users[0].file):
         del users[0]  # how the thread or the interpreter was started
-    lines = [
-        f"{frame.f_code.co_name}() at {frame.f_code.co_filename}:{frame.f_lineno}"
-        for frame in users
-    ]
-    own = [
-        line
-        for line, frame in zip(lines, users, strict=True)
-        if not _is_library(frame.f_code.co_filename)
-    ]
+    lines = [f"{step.name}() at {step.file}:{step.line}" for step in users]
+    own = [line for line, step in zip(lines, users, strict=True) if not _is_library(step.file)]
     return {
         "endpoint": endpoint,
         "seconds": seconds,
@@ -196,7 +190,7 @@ def _activity(
     }
 
 
-def _actor(cell: Cell, frame: FrameType | None) -> ActorAccount:
+def _actor(cell: Cell, stack: Stack) -> ActorAccount:
     identity, proc = cell.identity, cell.proc
     kind, display = identity.short()
     extent = getattr(getattr(cell.behaviour, "instance", None), "rank", None)
@@ -216,25 +210,25 @@ def _actor(cell: Cell, frame: FrameType | None) -> ActorAccount:
         "system": kind.startswith("monarch."),
         "queued": cell.depth(),
         "queued_bytes": cell.flow_control.bytes,
-        "doing": list(_doing(cell, frame)),
+        "doing": list(_doing(cell, stack)),
     }
 
 
-def _doing(cell: Cell, frame: FrameType | None) -> Iterator[Activity]:
+def _doing(cell: Cell, stack: Stack) -> Iterator[Activity]:
     now = environment.current.now()
     current = cell.current
     name = route(current[1].meta)[0] if current is not None else ""
     stopped_at = find("stopped_at")
-    stopped = None if stopped_at is None else stopped_at(frame)
+    stopped = None if stopped_at is None else stopped_at(stack.steps)
     if stopped is not None:
-        found = _activity(name, now - cell.began, _thread_frames(stopped), None)
+        found = _activity(name, now - cell.began, stopped[::-1], None)
         found["debugged"] = True
     else:
-        wait = _wait_of_thread(frame)
-        found = _activity(name, now - cell.began, _thread_frames(frame), wait)
+        wait = _wait_of_thread(stack)
+        found = _activity(name, now - cell.began, stack.steps[::-1], wait)
     if cell.serving is not None and not found["stack"]:  # suspended, or it polls its loop
-        steps = list(suspended_frames(cell.serving))
-        found = _activity(name, now - cell.began, steps, _wait_of_steps(steps))
+        awaits = stack_of_task(cell.serving, _AWAIT)
+        found = _activity(name, now - cell.began, awaits.steps, _wait_of_task(awaits))
     if not name and found["stack"]:  # a constructor, or a hook of supervision
         found["endpoint"] = found["stack"][-1].partition("()")[0]
     if found["endpoint"]:
@@ -246,11 +240,12 @@ def _doing(cell: Cell, frame: FrameType | None) -> Iterator[Activity]:
 def _concurrent(serving: asyncio.Task[Any], now: float) -> Iterator[Activity]:
     """Yield the calls of concurrent endpoints of an actor."""
     for task in _tasks(serving.get_loop()):
-        steps = list(suspended_frames(task))
-        if steps and _handles_call(steps[0].f_code):
-            local = steps[0].f_locals
-            name, began = local["handler"].name, local["began"]
-            yield _activity(name, now - began, steps, _wait_of_steps(steps))
+        awaits = stack_of_task(task, _AWAIT)
+        if awaits.steps and _handles_call(awaits.steps[0].code):
+            handling = stack_of_task(task, awaits.steps[0].code).variables
+            if handling:  # the task has not ended meanwhile
+                name, began = handling[0]["handler"].name, handling[0]["began"]
+                yield _activity(name, now - began, awaits.steps, _wait_of_task(awaits))
 
 
 def _handles_call(code: CodeType) -> bool:
@@ -267,36 +262,24 @@ def _tasks(loop: asyncio.AbstractEventLoop) -> list[asyncio.Task[Any]]:
         return []
 
 
-def _thread_frames(frame: FrameType | None) -> list[FrameType]:
-    """Return the frames of a thread, outermost first."""
-    found: list[FrameType] = []
-    while frame is not None:
-        found.append(frame)
-        frame = frame.f_back
-    return found[::-1]
-
-
 def _is_library(filename: str) -> bool:
     in_packages = f"{os.sep}site-packages{os.sep}" in filename
     return filename.startswith(("<frozen", _LIBRARY)) and not in_packages
 
 
-def _wait_of_thread(frame: FrameType | None) -> Wait | None:
-    while frame is not None and frame.f_code is not _BLOCK:
-        frame = frame.f_back
-    if frame is None:
+def _wait_of_thread(stack: Stack) -> Wait | None:
+    """Return the wait of a stack with the variables of `Future._block`."""
+    if not stack.variables:
         return None
-    local: dict[str, Any] = frame.f_locals
+    local = stack.variables[0]
     since = local.get("since")
     seconds = None if since is None else environment.current.now() - since
     return _wait(local["self"], seconds, local["timeout"])
 
 
-def _wait_of_steps(frames: list[FrameType]) -> Wait | None:
-    for frame in frames:
-        if frame.f_code is _AWAIT:
-            return _wait(frame.f_locals["self"], None, None)
-    return None
+def _wait_of_task(stack: Stack) -> Wait | None:
+    """Return the wait of a stack with the variables of `Future._await`."""
+    return _wait(stack.variables[0]["self"], None, None) if stack.variables else None
 
 
 def _wait(future: Any, seconds: float | None, limit: float | None) -> Wait:

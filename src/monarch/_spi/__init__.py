@@ -63,7 +63,6 @@ if TYPE_CHECKING:
         occupy,
         rebind,
     )
-    from monarch._engine.mesh.meshes.busy import suspended_frames
     from monarch._engine.mesh.meshes.host_mesh import before_spawn
     from monarch._engine.mesh.meshes.proc_mesh import (
         announce,
@@ -130,6 +129,15 @@ if TYPE_CHECKING:
     from monarch._engine.runtime.io.environment import Parker
     from monarch._engine.runtime.io.listener import Entrance
     from monarch._engine.runtime.io.reactor import WRITE, Reactor, Timer
+    from monarch._engine.runtime.io.stacks import (
+        NO_STACK,
+        Stack,
+        Step,
+        stack_of_task,
+        stack_of_thread,
+        stacks,
+        threads,
+    )
     from monarch._engine.runtime.proc.body import decode_body
     from monarch._engine.runtime.proc.links import LostLink
     from monarch._engine.runtime.proc.ownership import OwnedMesh
@@ -197,6 +205,7 @@ __all__ = [
     "LABEL_LIMIT",
     "LATE",
     "NOT_CREATED",
+    "NO_STACK",
     "PATIENCE",
     "PENDING",
     "PROBE",
@@ -258,6 +267,8 @@ __all__ = [
     "Resumed",
     "Route",
     "SecretError",
+    "Stack",
+    "Step",
     "Ticket",
     "TimeLimit",
     "Timer",
@@ -346,15 +357,18 @@ __all__ = [
     "settled",
     "spawn_actors",
     "spawn_watched",
+    "stack_of_task",
+    "stack_of_thread",
+    "stacks",
     "start_agent",
     "start_thread",
     "statistics",
     "succeed",
     "successor_of",
-    "suspended_frames",
     "take_settings",
     "tell",
     "then",
+    "threads",
     "to_base58",
     "travels_by_name",
     "was_raised",
@@ -384,7 +398,6 @@ _NAMES = {
     "_engine.mesh.call.context": "Instance process_context",
     "_engine.mesh.meshes.actor_mesh": "ActorMesh Blueprint replacements spawn_actors",
     "_engine.mesh.meshes.attachment": "Attachment as_written let_go occupy rebind",
-    "_engine.mesh.meshes.busy": "suspended_frames",
     "_engine.mesh.meshes.host_mesh": "before_spawn",
     "_engine.mesh.meshes.proc_mesh": "announce check_constructor get_active_proc_meshes",
     "_engine.mesh.results.future": "CANCELLED Future PENDING RAISED RAW VALUE",
@@ -418,6 +431,7 @@ _NAMES = {
     "_engine.runtime.io.bridge": "LoopGate",
     "_engine.runtime.io.environment": "Parker",
     "_engine.runtime.io.listener": "Entrance",
+    "_engine.runtime.io.stacks": "NO_STACK Stack Step stack_of_task stack_of_thread stacks threads",
     "_engine.runtime.io.reactor": "Reactor Timer WRITE",
     "_engine.runtime.proc.body": "decode_body",
     "_engine.runtime.proc.links": "LostLink",

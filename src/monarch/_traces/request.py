@@ -58,6 +58,8 @@ def cpu_profile(
         while answer := _message(sock):
             if "fault" in answer:
                 profile.notes.append(f"{answer['fault']}; it is not in the profile")
+            elif "error" in answer:
+                profile.failures.append(_failure(answer, "it is not in the profile"))
             else:
                 profile.add(answer)
     return profile
@@ -65,8 +67,8 @@ def cpu_profile(
 
 def torch_traces(
     pid: int, seconds: float, which: Selection, folder: str, wait: Callable[[int, float], bool]
-) -> tuple[list[str], list[str]]:
-    """Record what processes compute, by torch's profiler; return the paths, and notes.
+) -> tuple[list[str], list[str], list[str]]:
+    """Record what processes compute, by torch's profiler; return the paths, notes and failures.
 
     Args:
         pid: the script.
@@ -77,10 +79,14 @@ def torch_traces(
     """
     notes: list[str] = []
     paths: list[str] = []
+    failures: list[str] = []
     with _begun(pid, "torch", Options(seconds), which, wait, notes) as sock:
         while answer := _message(sock):
             if "fault" in answer:
                 notes.append(f"{answer['fault']}; there is no trace of it")
+                continue
+            if "error" in answer:
+                failures.append(_failure(answer, "there is no trace of it"))
                 continue
             os.makedirs(folder, exist_ok=True)
             path = os.path.join(folder, f"trace_{answer['rank']}.json")
@@ -96,7 +102,7 @@ def torch_traces(
                     file.write(data)
                     left -= len(data)
             paths.append(path)
-    return paths, notes
+    return paths, notes, failures
 
 
 @contextlib.contextmanager
@@ -125,6 +131,11 @@ def _begun(
             sock.sendall(b"stop\n")
         sock.settimeout(_FETCHING)
         yield sock
+
+
+def _failure(answer: dict[str, Any], missing: str) -> str:
+    process = f"{answer['label']} (pid {answer['pid']} on {answer['machine']})"
+    return f"{process}: {answer['error']}; {missing}"
 
 
 def _message(sock: socket.socket) -> dict[str, Any]:

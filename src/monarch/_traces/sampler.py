@@ -22,12 +22,14 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
-from types import CodeType, FrameType
+from types import CodeType
 from typing import NamedTuple, TypedDict
+
+from monarch._spi import Step, stacks, threads
 
 __all__ = ["ENGINE", "Options", "ProcessProfile", "Sampler", "Tree"]
 
@@ -149,7 +151,7 @@ class _Thread:
             self.used = self.time()
         self.owed = 0
         self.before = 0  # the node of its last sample, if that was in the program
-        self.seen: tuple[int, int] = (0, 0)
+        self.seen: list[tuple[int, int]] = []
 
     def time(self) -> int:
         """Return the processor time so far, in nanoseconds; 0 if it is not known."""
@@ -161,11 +163,8 @@ class _Thread:
             self.ended = True
             return self.used
 
-    def charge(self, frame: FrameType, elapsed: int) -> int:
+    def charge(self, elapsed: int) -> int:
         """Return the processor time to charge to the present stack; 0 while the thread waits."""
-        if self.clock is None:  # unknown to `threading`: it works if it has moved on
-            seen, self.seen = self.seen, (id(frame), frame.f_lasti)
-            return 0 if seen == self.seen else elapsed
         used = self.time()
         fresh, self.used = max(0, used - self.used), used
         self.owed += fresh
@@ -173,6 +172,11 @@ class _Thread:
             return 0
         owed, self.owed = self.owed, 0
         return owed
+
+    def has_moved(self, steps: list[Step]) -> bool:
+        """Whether the thread is at another place than when this was last asked."""
+        seen, self.seen = self.seen, [(id(step.code), step.offset) for step in steps]
+        return seen != self.seen
 
 
 class Sampler:
@@ -192,9 +196,10 @@ class Sampler:
         self._script = script
         self._tree = Tree()
         self._frames: list[tuple[str, str, int]] = []
-        self._ids: dict[tuple[int, int], int] = {}
+        self._known: dict[tuple[int, int], tuple[int, int]] = {}  # numbers and kinds
         self._kinds: dict[int, int] = {}
         self._codes: list[CodeType] = []  # kept alive, since they are known by their addresses
+        self._numbers: dict[tuple[str, str, int], int] = {}
         self._roots: dict[str, int] = {}
         self._engine = self._frame((ENGINE, "", 0))
         self._threads: dict[int, _Thread] = {}
@@ -202,6 +207,7 @@ class Sampler:
         self._samples = 0
         self._lost = 0
         self._took = 0.0
+        self._error: BaseException | None = None
         self._stopped = threading.Event()
         self._ended = threading.Event()
 
@@ -216,30 +222,41 @@ class Sampler:
 
     def run(self) -> None:
         """Sample until the time is over; the body of the sampler's thread."""
-        interval = 1.0 / self._options.rate
         began = time.monotonic()
-        last, due = time.monotonic_ns(), began
-        self._sample(0)  # the clocks begin here
-        self._samples = 0
         try:
-            while True:
-                due = max(due + interval, time.monotonic())
-                left = min(due, began + self._options.seconds) - time.monotonic()
-                stopped = self._stopped.wait(max(0.0, left))
-                busy = time.thread_time()
-                now = time.monotonic_ns()
-                self._sample(now - last)
-                last = now
-                if stopped or time.monotonic() >= began + self._options.seconds:
-                    break
-                due = max(due, time.monotonic() + (time.thread_time() - busy) * _SHARE - interval)
+            self._sample_until(began + self._options.seconds)
+        except Exception as error:  # `result` raises it, for the command
+            self._error = error
         finally:
             self._took = time.monotonic() - began
             self._ended.set()
 
+    def _sample_until(self, end: float) -> None:
+        interval = 1.0 / self._options.rate
+        last, due = time.monotonic_ns(), time.monotonic()
+        self._sample(0)  # the clocks begin here
+        self._samples = 0
+        while True:
+            due = max(due + interval, time.monotonic())
+            stopped = self._stopped.wait(max(0.0, min(due, end) - time.monotonic()))
+            busy = time.thread_time()
+            now = time.monotonic_ns()
+            self._sample(now - last)
+            last = now
+            if stopped or time.monotonic() >= end:
+                break
+            due = max(due, time.monotonic() + (time.thread_time() - busy) * _SHARE - interval)
+
     def result(self, pid: int, machine: str, label: str) -> ProcessProfile:
-        """Return what was sampled; call it when the sampler has ended. Waits for that."""
+        """Return what was sampled; call it when the sampler has ended. Waits for that.
+
+        Raises RuntimeError if it ended with an error.
+        """
         self._ended.wait()
+        if self._error is not None:
+            raise RuntimeError(
+                f"the sampling ended with an error after {self._took:.1f} s: {_place(self._error)}"
+            )
         lost = self._lost + sum(thread.owed for thread in self._threads.values())
         return {
             "pid": pid,
@@ -255,33 +272,52 @@ class Sampler:
 
     def _sample(self, elapsed: int) -> None:
         own = threading.get_ident()
-        frames = sys._current_frames()
+        found = threads()
         if self._samples % _RENEW == 0:
             self._names = self._names_of_threads()
         self._samples += 1
-        for ident, frame in frames.items():
+        due: dict[int, tuple[_Thread, int]] = {}
+        for ident in found:
             if ident != own:
-                thread = self._threads.get(ident)
-                if thread is None:
-                    if ident not in self._names:
-                        self._names = self._names_of_threads()
-                    thread = self._threads[ident] = _Thread(
-                        *self._names.get(ident, ("", None)), new=bool(elapsed)
-                    )
-                elif ident in self._names:
-                    thread.label = self._names[ident][0]
-                if elapsed:
-                    self._count(thread, frame, elapsed)
+                thread = self._thread(ident, new=bool(elapsed))
+                weight = self._weight(thread, elapsed)
+                if weight:
+                    due[ident] = thread, weight
+                else:
+                    thread.before = 0
                 if thread.ended:
                     self._lost += self._threads.pop(ident).owed
                     self._names.pop(ident, None)
-        for ident in self._threads.keys() - frames.keys():
+        for ident in self._threads.keys() - set(found):
             self._lost += self._threads.pop(ident).owed
+        looked = stacks(of=due) if due else {}
+        for ident, (thread, weight) in due.items():
+            if ident in looked:
+                self._count(thread, looked[ident].steps, weight)
+            else:  # it has ended meanwhile
+                self._lost += weight
 
-    def _count(self, thread: _Thread, frame: FrameType, elapsed: int) -> None:
+    def _thread(self, ident: int, new: bool) -> _Thread:
+        thread = self._threads.get(ident)
+        if thread is None:
+            if ident not in self._names:
+                self._names = self._names_of_threads()
+            label, native = self._names.get(ident, ("", None))
+            thread = self._threads[ident] = _Thread(label, native, new)
+        elif ident in self._names:
+            thread.label = self._names[ident][0]
+        return thread
+
+    def _weight(self, thread: _Thread, elapsed: int) -> int:
+        """Return what to charge to the present stack of a thread, in nanoseconds."""
+        if self._options.wall or thread.clock is None or not elapsed:
+            return elapsed
+        return thread.charge(elapsed)
+
+    def _count(self, thread: _Thread, steps: list[Step], weight: int) -> None:
         wall = self._options.wall
-        weight = elapsed if wall else thread.charge(frame, elapsed)
-        if not weight:
+        # A thread that `threading` does not know has no clock: it works if it has moved on.
+        if not wall and thread.clock is None and not thread.has_moved(steps):
             thread.before = 0
             return
         root = self._roots.get(thread.label)
@@ -293,7 +329,7 @@ class Sampler:
             stack: list[int] = []
             in_program = False
         else:
-            stack, in_program = self._stack(frame)
+            stack, in_program = self._stack(steps)
         if in_program or wall or not thread.before:
             node = self._tree.node([root, *stack])
             thread.before = node if in_program else 0
@@ -318,13 +354,13 @@ class Sampler:
 
     # -- stacks ------------------------------------------------------------------------------------
 
-    def _stack(self, frame: FrameType | None) -> tuple[list[int], bool]:
+    def _stack(self, steps: list[Step]) -> tuple[list[int], bool]:
         """Return the frames to show, the outermost first, and whether one is of the program."""
-        walked: list[tuple[int, int]] = []
-        while frame is not None:
-            walked.append(self._known(frame))
-            frame = frame.f_back
-        walked.reverse()
+        lines, known = self._options.lines, self._known.get
+        walked = [
+            known((id(step[0]), step[1] if lines else 0)) or self._learn(step)
+            for step in reversed(steps)
+        ]
         in_program = any(kind == _PROGRAM for _, kind in walked)
         if self._options.engine:
             return [number for number, _ in walked[:_DEEPEST]], in_program
@@ -342,27 +378,23 @@ class Sampler:
                 shown.append(self._engine)
         return shown[:_DEEPEST], in_program
 
-    def _known(self, frame: FrameType) -> tuple[int, int]:
-        """Return the number and the kind of a frame."""
-        code = frame.f_code
-        line = frame.f_lineno if self._options.lines else 0
-        key = id(code), line or 0
-        number = self._ids.get(key)
-        if number is None:
-            file = code.co_filename
-            if id(code) not in self._kinds:
-                self._kinds[id(code)] = _kind(file)
-                self._codes.append(code)
-            name = getattr(code, "co_qualname", code.co_name)
-            number = self._frame((name, file, line or code.co_firstlineno))
-            self._ids[key] = number
-        return number, self._kinds[id(code)]
+    def _learn(self, step: Step) -> tuple[int, int]:
+        """Return the number and the kind of a frame that was not met before."""
+        code, lines = step.code, self._options.lines
+        if id(code) not in self._kinds:
+            self._kinds[id(code)] = _kind(step.file)
+            self._codes.append(code)
+        name = getattr(code, "co_qualname", code.co_name)
+        number = self._frame((name, step.file, step.line if lines else code.co_firstlineno))
+        learnt = number, self._kinds[id(code)]
+        self._known[id(code), step.offset if lines else 0] = learnt
+        return learnt
 
     def _frame(self, frame: tuple[str, str, int]) -> int:
-        if frame[0] == ENGINE and self._frames:
-            return 0
-        self._frames.append(frame)
-        return len(self._frames) - 1
+        number = self._numbers.setdefault(frame, len(self._frames))
+        if number == len(self._frames):
+            self._frames.append(frame)
+        return number
 
 
 _PROGRAM, _STANDARD, _ENGINE = range(3)
@@ -374,6 +406,13 @@ def _kind(file: str) -> int:
     if file.startswith(("<frozen", _LIBRARY)) and _PACKAGES not in file:
         return _STANDARD
     return _PROGRAM
+
+
+def _place(error: BaseException) -> str:
+    """Return an error with the line that raised it."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    file = os.path.basename(place.filename)
+    return f"{type(error).__name__}: {error} (at {file}:{place.lineno}, in {place.name})"
 
 
 def _plain(name: str) -> str:

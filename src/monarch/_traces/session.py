@@ -18,6 +18,7 @@ import select
 import socket
 import struct
 import time
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -51,6 +52,7 @@ _KEPT = 60.0  # seconds until a result that was not fetched is dropped
 _RECORDING = 300.0  # seconds for torch to write a trace
 
 _active: tuple[str, Sampler | TorchRecording] | None = None
+_joined: deque[str] = deque(maxlen=16)  # the last profiles that this process took part in
 
 # -- each process ----------------------------------------------------------------------------------
 
@@ -63,7 +65,7 @@ def on_request(proc: Proc, link: Any, frame: Any) -> None:
     if asked["op"] == "start":
         request.answer(json.dumps(_start(proc, number, asked)).encode())
     elif _active is None or _active[0] != number:
-        request.refuse("another profile was started meanwhile, or this one has ended long ago")
+        request.refuse(_why_dropped(number))
     else:
         sampler = _active[1]
         if asked["op"] == "fetch" and asked["early"]:
@@ -74,24 +76,39 @@ def on_request(proc: Proc, link: Any, frame: Any) -> None:
 def _answer(
     proc: Proc, request: Request, sampler: Sampler | TorchRecording, asked: dict[str, Any]
 ) -> None:
-    """Answer with the result, or with a part of the trace of torch."""
-    if isinstance(sampler, Sampler):
-        result = sampler.result(os.getpid(), proc.hostname, proc.label)
-        _forget(sampler)
-        request.answer(json.dumps(result, separators=(",", ":")).encode())
+    """Answer with the result, with a part of the trace of torch, or with the error."""
+    if asked["op"] == "fetch":
+        answer: Any
+        try:
+            if isinstance(sampler, Sampler):
+                answer = sampler.result(os.getpid(), proc.hostname, proc.label)
+            else:
+                answer = {**_place(proc), "size": sampler.size()}
+        except (OSError, RuntimeError) as error:
+            answer = {**_place(proc), "error": str(error)}
+        request.answer(json.dumps(answer, separators=(",", ":")).encode())
+        if isinstance(sampler, Sampler) or "error" in answer:
+            _forget(sampler)
         return
+    assert isinstance(sampler, TorchRecording)
     try:
-        if asked["op"] == "fetch":
-            request.answer(json.dumps({**_place(proc), "size": sampler.size()}).encode())
-            return
         data = sampler.part(int(asked["offset"]))
-    except (OSError, RuntimeError) as error:
+    except OSError as error:
         request.refuse(str(error))
         _forget(sampler)
         return
     request.answer(data)
     if int(asked["offset"]) + len(data) >= sampler.size():
         _forget(sampler)
+
+
+def _why_dropped(number: str) -> str:
+    """Return why this process has no result of a profile that was started in its place."""
+    if number not in _joined:
+        return f"it was lost during the profile, and process {os.getpid()} has its place"
+    if _active is not None:
+        return "another profile was started meanwhile"
+    return f"its result was dropped, since no command had asked for it {_KEPT:g} s after the end"
 
 
 def _place(proc: Proc) -> dict[str, Any]:
@@ -128,6 +145,7 @@ def _start(proc: Proc, number: str, asked: dict[str, Any]) -> dict[str, Any]:
     else:
         return {"joined": False, "why": "", "meshes": [], "lacks": "torch"}
     _active = number, sampler
+    _joined.append(number)
     start_thread("monarch-sampler", sampler.run)
     call_later(options.seconds + _KEPT, lambda: _forget(sampler))
     return {"joined": True, "why": "", "meshes": []}
@@ -219,7 +237,7 @@ def serve(connection: socket.socket, asked: dict[str, Any]) -> None:
             if isinstance(found, bytes):
                 connection.sendall(HEADER.pack(len(found)) + found)
                 if asked["kind"] == "torch":
-                    _pass_on(connection, uid, number, json.loads(found)["size"])
+                    _pass_on(connection, uid, number, json.loads(found).get("size", 0))
             else:
                 _say(connection, {"fault": f"{_name(known.get(uid))}: {found}"})
     if wanted:

@@ -88,6 +88,7 @@ class Profile:
         stacks: those of all processes.
         processes: those of each process by name, of the first 64.
         notes: what is missing, in sentences.
+        failures: processes whose sampling ended with an error, in sentences.
     """
 
     def __init__(self, unit: str) -> None:
@@ -95,6 +96,7 @@ class Profile:
         self.stacks = Stacks()
         self.processes: dict[str, Stacks] = {}
         self.notes: list[str] = []
+        self.failures: list[str] = []
         self.count = 0
         self.seconds = 0.0
         self.lost = 0

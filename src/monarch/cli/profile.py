@@ -124,15 +124,14 @@ def _torch(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="monarch-torch-") as folder:
         where = folder if one else output
         with unreachable(pid):
-            paths, notes = torch_traces(pid, seconds, which, where, _wait_for)
+            paths, notes, failures = torch_traces(pid, seconds, which, where, _wait_for)
         if one and paths:
             _merge(paths, output, pid, start, options.overwrite)
-    for note in notes:
+    for note in (*notes, *failures):
         print(f"monarch profile: {note}", file=sys.stderr)
-    if not paths:
-        return 1
-    print(f"Wrote {output if one else ', '.join(paths)}, for https://ui.perfetto.dev")
-    return 0
+    if paths:
+        print(f"Wrote {output if one else ', '.join(paths)}, for https://ui.perfetto.dev")
+    return 1 if failures or not paths else 0
 
 
 def _merge(paths: list[str], output: str, pid: int, start: int, overwrite: bool) -> None:
@@ -186,7 +185,7 @@ def _profile(options: argparse.Namespace) -> int:
             profile = cpu_profile(pid, how, which, _wait_for)
     _write(profile, output)
     _report(profile, output)
-    return 0
+    return 1 if profile.failures else 0
 
 
 def _seconds(text: str) -> float:
@@ -282,7 +281,7 @@ def _write(profile: Profile, output: str) -> None:
 
 
 def _report(profile: Profile, output: str) -> None:
-    for note in profile.notes:
+    for note in (*profile.notes, *profile.failures):
         print(f"monarch profile: {note}", file=sys.stderr)
     if output == "-":
         return

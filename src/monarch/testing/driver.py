@@ -22,8 +22,11 @@ from monarch.testing.scheduler import JITTER, Entry, Place, Scheduler, Strand, W
 from monarch.testing.stream import FIRST_DESCRIPTOR, Streams
 
 if TYPE_CHECKING:
+    from types import CodeType
+
     from monarch._engine.base.failure import Failure
     from monarch._engine.runtime.actor.cell import Cell
+    from monarch._engine.runtime.io.stacks import Stack
     from monarch.testing.network import Network
 
 __all__ = ["SimEnvironment", "background_reactor"]
@@ -391,9 +394,9 @@ class SimEnvironment(environments.Environment):
     def is_traceback_printed(self) -> bool:
         return self._foreign() and self._former.is_traceback_printed()
 
-    def let_waits_end(self, looks: Callable[[Any], bool | None]) -> None:
+    def let_waits_end(self, looks: Callable[[Stack], bool | None], inside: CodeType) -> None:
         if self._foreign():
-            self._former.let_waits_end(looks)
+            self._former.let_waits_end(looks, inside)
         else:  # every strand that is ready has its turn first
             self.parker().acquire(timeout=2 * JITTER)
 

@@ -37,8 +37,9 @@ from collections.abc import Callable
 from typing import Any
 
 from monarch._engine.runtime.agent import client as clients
+from monarch._engine.runtime.io.stacks import stack_of_thread
 from monarch.testing.errors import StepBlockedError, StuckError, TimeLimitError
-from monarch.testing.stacks import describe_strand, stack_of
+from monarch.testing.stacks import describe_strand, describe_thread
 
 __all__ = ["Entry", "Place", "Scheduler", "Strand", "Unwound", "Vanished", "Wait"]
 
@@ -481,7 +482,7 @@ class Scheduler:
                 continue  # virtual time stands still for as long as a person looks
             text = (
                 f"a step at {self.now:.6f} s has blocked outside the simulation for more than "
-                f"{self._patience:g} s; it is at:\n{stack_of(carrier.thread.ident or 0)}"
+                f"{self._patience:g} s; it is at:\n{describe_thread(carrier.thread.ident)}"
             )
             self.fail(StepBlockedError(text))
             print(f"monarch.testing: {text}", file=sys.stderr)  # noqa: T201 - may never be caught
@@ -492,10 +493,7 @@ class Scheduler:
 
 def _is_debugged(thread: int) -> bool:
     """Whether a debugger has stopped a thread; pdb and others are built on the module `bdb`."""
-    frame = sys._current_frames().get(thread)
-    while frame is not None and frame.f_globals.get("__name__") != "bdb":
-        frame = frame.f_back
-    return frame is not None
+    return any(step.module.get("__name__") == "bdb" for step in stack_of_thread(thread).steps)
 
 
 def _resume(strand: Strand, wait: Wait) -> None:  # noqa: ARG001

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import linecache
 import os
-import sys
 import traceback
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from monarch._spi import is_package_frame
+from monarch._spi import Future, is_package_frame, stack_of_task, stack_of_thread
 
 if TYPE_CHECKING:
+    from monarch._spi import Stack
     from monarch.testing.scheduler import Strand
 
-__all__ = ["describe_strand", "describe_tasks", "stack_of"]
+__all__ = ["describe_strand", "describe_tasks", "describe_thread"]
 
+_BLOCK = vars(Future)["_block"].__code__
 _STANDARD = os.path.dirname(os.__file__)
 
 
@@ -23,9 +24,9 @@ def describe_strand(strand: Strand) -> list[str]:
     lines: list[str] = []
     carrier = strand.carrier
     if carrier is not None:
-        frame = sys._current_frames().get(carrier.thread.ident or 0)
-        lines.append(f"  {strand.name} waits{_awaited(frame)}")
-        lines += [f"    {line}" for line in _user_lines(frame)]
+        stack = stack_of_thread(carrier.thread.ident, _BLOCK)
+        lines.append(f"  {strand.name} waits{_awaited(stack)}")
+        lines += [f"    {line}" for line in _user_lines(stack)]
     if strand.task_stacks is not None:
         tasks = strand.task_stacks()
         if tasks:
@@ -38,53 +39,38 @@ def describe_tasks(tasks: list[Any]) -> list[str]:
     """Return lines that describe where asyncio tasks are suspended in user code."""
     lines: list[str] = []
     for task in tasks:
-        coroutine: Any = task.get_coro()
         where: str | None = None
-        while coroutine is not None:
-            frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "gi_frame", None)
-            if frame is None:
-                break
-            if _is_users(frame.f_code.co_filename):
-                code = frame.f_code
-                where = (
-                    f"{code.co_filename}:{frame.f_lineno} in {code.co_qualname}"
-                    if hasattr(code, "co_qualname")
-                    else f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"
-                )
-            coroutine = getattr(coroutine, "cr_await", None) or getattr(
-                coroutine, "gi_yieldfrom", None
-            )
+        for step in stack_of_task(task).steps:
+            if _is_users(step.file):
+                where = f"{step.file}:{step.line} in {getattr(step.code, 'co_qualname', step.name)}"
         if where is not None:
             lines.append(where)
     return lines
 
 
-def stack_of(ident: int) -> str:
+def describe_thread(ident: int | None) -> str:
     """Return the stack of an OS thread as text."""
-    frame = sys._current_frames().get(ident)
-    return "".join(traceback.format_stack(frame)) if frame is not None else "(it has ended)"
+    steps = stack_of_thread(ident).steps[::-1]
+    lines = [(step.file, step.line, step.name, None) for step in steps]
+    return "".join(traceback.format_list(lines)) or "(it has ended)"
 
 
-def _awaited(frame: FrameType | None) -> str:
+def _awaited(stack: Stack) -> str:
     """Return what a thread in `Future.get` waits for; empty if it is not there."""
-    while frame is not None:
-        if frame.f_code.co_name == "_block":
-            future = frame.f_locals.get("self")
-            endpoint = getattr(future, "_endpoint", None)
-            if endpoint is not None:
-                return f" for {endpoint.name}"
-            return f" for {type(future).__name__.strip('_').lower()}"
-        frame = frame.f_back
-    return ""
+    if not stack.variables:
+        return ""
+    future = stack.variables[0]["self"]
+    endpoint = getattr(future, "_endpoint", None)
+    if endpoint is not None:
+        return f" for {endpoint.name}"
+    return f" for {type(future).__name__.strip('_').lower()}"
 
 
-def _user_lines(frame: FrameType | None) -> list[str]:
-    if frame is None:
-        return []
+def _user_lines(stack: Stack) -> list[str]:
     return [
-        f"{entry.filename}:{entry.lineno} in {entry.name}: {entry.line}"
-        for entry in traceback.extract_stack(frame)
-        if _is_users(entry.filename)
+        f"{step.file}:{step.line} in {step.name}: {linecache.getline(step.file, step.line).strip()}"
+        for step in reversed(stack.steps)
+        if _is_users(step.file)
     ]
 
 

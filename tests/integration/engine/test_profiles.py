@@ -225,3 +225,28 @@ def test_native_frames(fresh: Fresh, done: str) -> None:
         assert "py-spy could not trace process" in made.stderr
     else:
         assert any("burn" in row for row in names(made.stdout))
+
+
+class Breaks(Actor):
+    """Has the sampler of its process end with an error."""
+
+    @endpoint
+    def prepare(self) -> int:
+        from monarch._traces.sampler import Sampler
+
+        def fail(self: Sampler, elapsed: int) -> None:
+            raise AttributeError("no attribute f_code")
+
+        Sampler._sample = fail  # type: ignore[method-assign]
+        return os.getpid()
+
+
+def test_a_sampling_that_ends_with_an_error_is_told(fresh: Fresh) -> None:
+    """The process is named, the others are shown, and the command fails."""
+    pid = fresh(1).spawn("breaks", Breaks).prepare.call_one().get(timeout=WAIT)
+    made = profile("--wall", "0.3", "-o", "-")
+    assert made.returncode == 1
+    assert f"(pid {pid} on " in made.stderr
+    assert "the sampling ended with an error after 0.0 s: AttributeError" in made.stderr
+    assert "it is not in the profile" in made.stderr
+    assert any(row[0] == "the script" for row in names(made.stdout))

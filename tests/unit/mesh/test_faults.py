@@ -45,7 +45,7 @@ class World(environments.Environment):
     def is_traceback_printed(self) -> bool:
         return not self.main_runs
 
-    def let_waits_end(self, looks: Callable[[Any], bool | None]) -> None: ...
+    def let_waits_end(self, looks: Callable[[Any], bool | None], inside: Any) -> None: ...
 
     def call_later(self, delay: float, callback: Callable[[], None]) -> None:
         self.timers.append((self.time + delay, callback))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch._traces.sampler import ENGINE, Options, ProcessProfile, Sampler, Tree
+from monarch._spi import Step
+from monarch._traces.sampler import ENGINE, Options, ProcessProfile, Sampler, Tree, _Thread
 from monarch._traces.stacks import Profile, Stacks
 
 WAIT = 60.0
@@ -174,3 +176,28 @@ def test_a_sampler_ends_by_itself_and_on_request() -> None:
         assert sampler.ended
         found: ProcessProfile = sampler.result(1, "here", "me")
         assert found["seconds"] < WAIT
+
+
+def test_a_sampler_that_ends_with_an_error_says_so() -> None:
+    """Its result is no profile of the time before, and no error goes to the program's output."""
+    labels: list[dict[int, str]] = [{}]
+    sampler = Sampler(Options(WAIT), lambda: labels.pop())
+    sampler._sample(0)
+    sampler._samples = 0
+    sampler.run()  # asks for the labels again
+    assert sampler.ended
+    with pytest.raises(RuntimeError) as caught:
+        sampler.result(1, "here", "me")
+    assert "the sampling ended with an error" in str(caught.value)
+    assert "IndexError: pop from empty list" in str(caught.value)
+    assert "test_sampler.py" in str(caught.value)
+
+
+def test_a_thread_of_unknown_clock_works_if_its_stack_has_changed() -> None:
+    thread = _Thread("", None, new=True)
+    frame = sys._getframe()
+    step = Step(frame.f_code, 4, {})
+    assert thread.has_moved([step])
+    assert not thread.has_moved([step])
+    assert thread.has_moved([step._replace(offset=8)])
+    assert thread.has_moved([step._replace(offset=8), step])

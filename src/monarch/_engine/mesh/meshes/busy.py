@@ -3,28 +3,23 @@
 An actor handles earlier messages before it stops, so an actor that is in an endpoint keeps its
 process from exiting. The process that waits for the stop asks the other process. The reactor there
 answers, without waiting for the actor. The reactor reads the line off the stack of the actor's
-thread or, for a task that awaits, off the task's coroutines.
+thread or, for a task that awaits, off the stack of the task.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import sys
-from collections.abc import Iterator, Sequence
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
 
 from monarch._engine.base.errors import is_engine_frame
 from monarch._engine.mesh.results.service import Request, Unreachable, ask
 from monarch._engine.runtime.actor.cell import Cell
 from monarch._engine.runtime.agent.client import when_ready
+from monarch._engine.runtime.io.stacks import NO_STACK, Stack, Step, stack_of_task, stacks
 from monarch._engine.runtime.proc.proc import Proc
 
-if TYPE_CHECKING:
-    import asyncio
-
-__all__ = ["serve_busy", "suspended_frames", "who_is_busy"]
+__all__ = ["serve_busy", "who_is_busy"]
 
 _SERVICE = "busy"
 _PATIENCE = 1.0  # seconds for the answers
@@ -52,39 +47,29 @@ def who_is_busy(uids: Sequence[int], mesh: int = 0) -> str:
 def _answer(request: Request) -> None:
     proc = request._proc
     mesh = int.from_bytes(request.body, "big")
-    frames = sys._current_frames()
+    found = stacks()
     cells = [cell for cell in (*proc.cells.values(), *proc.ending) if mesh in (0, cell.uid)]
-    told = [_story(cell, frames.get(cell.thread_id)) for cell in cells]
+    told = [_story(cell, found.get(cell.thread_id, NO_STACK)) for cell in cells]
     request.answer(json.dumps([story for story in told if story]).encode())
 
 
-def _story(cell: Cell, frame: FrameType | None) -> str:
+def _story(cell: Cell, stack: Stack) -> str:
     """Return the actor and its line, as text; empty if it executes no code of the program."""
-    place = ""
-    while frame is not None and not place:
-        place = _place(frame)
-        frame = frame.f_back
+    place = _first_place(stack.steps)
     if not place and cell.serving is not None:
-        for suspended in suspended_frames(cell.serving):
-            place = _place(suspended) or place
+        place = _first_place(stack_of_task(cell.serving).steps[::-1])
     return f"{cell.identity.short()[1]}, busy in {place}" if place else ""
 
 
-def suspended_frames(task: asyncio.Task[Any]) -> Iterator[FrameType]:
-    """Yield the frames of the coroutines in which a task is suspended, outermost first."""
-    step: Any = task.get_coro()
-    while step is not None:
-        frame = getattr(step, "cr_frame", None) or getattr(step, "gi_frame", None)
-        if frame is not None:
-            yield frame
-        step = getattr(step, "cr_await", None) or getattr(step, "gi_yieldfrom", None)
+def _first_place(steps: list[Step]) -> str:
+    """Return the innermost line of the program; `steps` have the innermost first."""
+    return next((place for step in steps if (place := _place(step))), "")
 
 
-def _place(frame: FrameType) -> str:
-    code = frame.f_code
-    if is_engine_frame(code.co_filename) or not _is_users(code.co_filename):
+def _place(step: Step) -> str:
+    if is_engine_frame(step.file) or not _is_users(step.file):
         return ""
-    return f"{code.co_name}() at {os.path.basename(code.co_filename)}:{frame.f_lineno}"
+    return f"{step.name}() at {os.path.basename(step.file)}:{step.line}"
 
 
 def _is_users(filename: str) -> bool:

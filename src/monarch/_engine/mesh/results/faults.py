@@ -45,9 +45,10 @@ from monarch._engine.runtime.io import environment as environments
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import FrameType
+    from types import CodeType
 
     from monarch._engine.runtime.io.environment import Thread
+    from monarch._engine.runtime.io.stacks import Stack
 
 __all__ = ["Faults", "set_is_script", "set_looks"]
 
@@ -156,7 +157,7 @@ class Faults:
         try:
             facade.unhandled_fault_hook(MeshFailure(failure))
         except BaseException:  # any exception means: not handled
-            environments.current.let_waits_end(_looks)  # a call that waits for it raises it first
+            environments.current.let_waits_end(_looks, _inside)  # waiting calls raise it first
             with self._lock:
                 if failure.root.verdict in self._given:
                     return
@@ -246,13 +247,17 @@ def set_is_script(is_script: Callable[[], bool]) -> None:
     _is_script = is_script
 
 
-def set_looks(looks: Callable[[FrameType | None], bool | None]) -> None:
-    """Set the function that knows a thread about to see its result (for futures)."""
-    global _looks
-    _looks = looks
+def set_looks(looks: Callable[[Stack], bool | None], inside: CodeType) -> None:
+    """Set the function that knows a thread about to see its result (for futures).
+
+    It gets stacks with the variables of the code `inside`.
+    """
+    global _looks, _inside
+    _looks, _inside = looks, inside
 
 
 _is_script: Callable[[], bool]
-_looks: Callable[[FrameType | None], bool | None]
+_looks: Callable[[Stack], bool | None]
+_inside: CodeType
 
 Faults.current = Faults()

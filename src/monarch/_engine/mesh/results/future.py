@@ -36,12 +36,12 @@ from monarch._engine.runtime.proc.time_limit import time_left
 if TYPE_CHECKING:
     import asyncio
     import contextvars
-    from types import FrameType
 
     from typing_extensions import Self
 
     from monarch._engine.runtime.io.bridge import LoopGate
     from monarch._engine.runtime.io.environment import Parker
+    from monarch._engine.runtime.io.stacks import Stack
 
 __all__ = ["Future", "begins_wait", "returns_future"]
 
@@ -472,20 +472,19 @@ def begins_wait(call: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def _looks(frame: FrameType | None) -> bool | None:
-    """Whether a thread, now at `frame`, is about to raise or return its result; None: it waits."""
-    while frame is not None:
-        if frame.f_code in _about_to_see:
+def _looks(stack: Stack) -> bool | None:
+    """Whether a thread with this stack is about to raise or return its result; None: it waits."""
+    for step in stack.steps:
+        if step.code in _about_to_see:
             return True
-        if frame.f_code is _BLOCK:
-            return True if frame.f_locals["self"]._phase != PENDING else None
-        frame = frame.f_back
+        if step.code is _BLOCK:
+            return True if stack.variables[0]["self"]._phase != PENDING else None
     return False
 
 
 _BLOCK = vars(Future)["_block"].__code__
 _about_to_see = {vars(Future)[name].__code__ for name in ("get", "_observe")}
-set_looks(_looks)
+set_looks(_looks, _BLOCK)
 
 
 @functools.cache  # an import statement costs a microsecond each time

@@ -18,6 +18,7 @@ from monarch._engine.base.features import find
 from monarch._engine.base.settings import settings
 from monarch._engine.runtime.actor.cell import Cell
 from monarch._engine.runtime.io import environment as environments
+from monarch._engine.runtime.io.stacks import stack_of_thread
 from monarch._engine.wire.call_meta import route
 
 if TYPE_CHECKING:
@@ -86,8 +87,9 @@ class Pulse:
 
     def _is_debugged(self) -> bool:
         stopped_at = find("stopped_at")
-        frame = sys._current_frames().get(self._cell.thread_id)
-        return stopped_at is not None and stopped_at(frame) is not None
+        if stopped_at is None:
+            return False
+        return stopped_at(stack_of_thread(self._cell.thread_id).steps) is not None
 
     @property
     def _name(self) -> str:
@@ -96,11 +98,8 @@ class Pulse:
     def _report(self, seconds: float) -> None:
         current = self._cell.current
         doing = f", in endpoint {route(current[1].meta)[0]!r}" if current is not None else ""
-        stack: list[tuple[str, int, str, None]] = []
-        frame = sys._current_frames().get(self._cell.thread_id)
-        while frame is not None:
-            stack.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name, None))
-            frame = frame.f_back
+        steps = stack_of_thread(self._cell.thread_id).steps
+        stack = [(step.file, step.line, step.name, None) for step in steps]
         while stack and is_runtime_frame(stack[-1][0]):
             stack.pop()
         text = (

@@ -27,10 +27,11 @@ from monarch._engine.base.errors import is_engine_frame
 from monarch._engine.runtime.io.fault_file import note_failure
 from monarch._engine.runtime.io.reactor import Reactor
 from monarch._engine.runtime.io.slow_clock import SlowClock
+from monarch._engine.runtime.io.stacks import Stack, stack_of_thread, stacks
 
 if TYPE_CHECKING:
     import asyncio
-    from types import FrameType
+    from types import CodeType
 
     from monarch._engine.base.failure import Failure
     from monarch._engine.runtime.actor.cell import Cell
@@ -151,10 +152,8 @@ class Environment:
         import signal  # imported late: only an unhandled fault needs it
 
         main = threading.main_thread().ident or 0
-        frame = _outermost(main)
-        if self.is_traceback_printed() or frame is None:
-            return False
-        if is_engine_frame(frame.f_code.co_filename):
+        steps = stack_of_thread(main).steps
+        if self.is_traceback_printed() or not steps or is_engine_frame(steps[-1].file):
             return False
         ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
         signal.pthread_kill(main, signal.SIGTERM if ignored else signal.SIGINT)
@@ -164,25 +163,25 @@ class Environment:
         """Whether the main thread has left the program, to print the exception that ended it."""
         import traceback
 
-        frame = _outermost(threading.main_thread().ident or 0)
-        return frame is None or frame.f_code.co_filename == traceback.__file__
+        steps = stack_of_thread(threading.main_thread().ident).steps
+        return not steps or steps[-1].file == traceback.__file__
 
-    def let_waits_end(self, looks: Callable[[FrameType | None], bool | None]) -> None:
+    def let_waits_end(self, looks: Callable[[Stack], bool | None], inside: CodeType) -> None:
         """Wait until no thread is about to notice an outcome, at most `_LOOK` seconds.
 
-        `looks` says whether a thread with this innermost frame is about to; None if it waits for an
-        outcome that is not there, which gets `_ARRIVAL` seconds. The event loop of the main thread
-        gets a few turns, for its tasks.
+        `looks` says whether a thread with this stack, which has the variables of the code `inside`,
+        is about to; None if it waits for an outcome that is not there, which gets `_ARRIVAL`
+        seconds. The event loop of the main thread gets a few turns, for its tasks.
         """
         pause = threading.Event()
         passed, begin = 0.0, time.monotonic()
         while passed < _LOOK:
-            found = [*map(looks, sys._current_frames().values())]
+            found = [*map(looks, stacks(inside).values())]
             if not any(found) and not (None in found and passed < _ARRIVAL):
                 break
             pause.wait(0.001)
             passed = time.monotonic() - begin
-        loop = _loop_of(sys._current_frames().get(threading.main_thread().ident or 0))
+        loop = _loop_of_main_thread()
         if loop is not None:
             turned = threading.Event()
             step: Callable[[], object] = turned.set
@@ -211,23 +210,14 @@ class Environment:
         return int.from_bytes(os.urandom(8), "little") % count  # noqa: TID251
 
 
-def _outermost(thread: int) -> FrameType | None:
-    """Return the outermost frame of a thread; None if it runs no Python code."""
-    frame = sys._current_frames().get(thread)
-    while frame is not None and frame.f_back is not None:
-        frame = frame.f_back
-    return frame
-
-
-def _loop_of(frame: FrameType | None) -> asyncio.AbstractEventLoop | None:
-    """Return the event loop that runs at `frame`, if one does."""
+def _loop_of_main_thread() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop that runs on the main thread, if one does."""
     events = sys.modules.get("asyncio.base_events")
-    while events is not None and frame is not None:
-        if frame.f_code is events.BaseEventLoop.run_forever.__code__:
-            loop: asyncio.AbstractEventLoop = frame.f_locals["self"]
-            return loop
-        frame = frame.f_back
-    return None
+    if events is None:
+        return None
+    run_forever = events.BaseEventLoop.run_forever.__code__
+    running = stack_of_thread(threading.main_thread().ident, run_forever).variables
+    return running[0]["self"] if running else None
 
 
 current = Environment()
