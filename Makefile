@@ -8,7 +8,7 @@ BIN    := .venv/bin
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-hosts demo-replicas demo-slurm test test-pythons check news release-check docs docs-serve format bench clean
+.PHONY: help demo demo-hosts demo-replicas demo-slurm test test-pythons soak-profile check news release-check docs docs-serve format bench clean
 
 help: ## list the targets
 	@echo "pymonarch: actors on meshes of processes, in pure Python"
@@ -35,6 +35,9 @@ test: .venv/.ready-dev ## set up, then run the tests
 
 test-pythons: .venv/.ready-dev ## run tests on the other Pythons that are installed (VERSIONS="3.10 3.12")
 	@$(BIN)/python .ci/pythons.py
+
+soak-profile: .venv/.ready-dev ## look at programs of torch all the time, for SECONDS (300)
+	@$(BIN)/python tests/soak/profile.py $(SECONDS)
 
 check: .venv/.ready-dev ## lint, format, types (mypy and pyright, strict), layers
 	@echo "ruff check";   $(BIN)/ruff check .
