@@ -37,7 +37,7 @@ test-pythons: .venv/.ready-dev ## run tests on the other Pythons that are instal
 	@$(BIN)/python .ci/pythons.py
 
 soak-profile: .venv/.ready-dev ## look at programs of torch all the time, for SECONDS (300)
-	@$(BIN)/python tests/soak/profile.py $(SECONDS)
+	@$(BIN)/python tests/soak/profiles.py $(SECONDS)
 
 check: .venv/.ready-dev ## lint, format, types (mypy and pyright, strict), layers
 	@echo "ruff check";   $(BIN)/ruff check .

@@ -84,20 +84,22 @@ def create_app(replicas: int = 2, timeout: float = 10.0, tries: int = 3) -> Fast
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with this_host().spawn_procs({"replicas": replicas}) as procs:
-            models = Supervisor(max_restarts=10, within=60).spawn(procs, "models", Model)
-            app.state.pool = ActorPool(models)
+            app.state.supervisor = Supervisor(max_restarts=10, within=60)
+            app.state.pool = ActorPool(app.state.supervisor.spawn(procs, "models", Model))
             yield
 
     app = FastAPI(title="Founding documents", lifespan=lifespan)
 
     async def answer(call: Callable[[Any], Future[T]]) -> T:
-        """Return the answer of a replica; another one gets the call if the first is lost."""
-        for _ in range(tries):
+        """Return the answer of a replica; one gets the call again if the first is lost."""
+        for attempt in range(tries):
             future = app.state.pool.submit(call)
             try:
                 return await future
             except SupervisionError:
-                continue
+                if attempt + 1 < tries:  # calls fail at once until the replica has been replaced
+                    with contextlib.suppress(SupervisionError):  # the supervisor has given up
+                        await app.state.supervisor.healthy
             finally:
                 future.cancel()  # if it has not come, its replica need not go on
         raise HTTPException(503, "the replicas were lost", {"Retry-After": "1"})

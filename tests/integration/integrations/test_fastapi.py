@@ -153,7 +153,7 @@ def test_a_lost_replica_is_replaced_and_its_request_repeated(
     service.await_loads(1)
     os.kill(pid, signal.SIGKILL)
     answer = under_way.answer()
-    assert answer.status_code == 200
+    assert answer.status_code == 200, answer.text
     assert answer.json()["pid"] != pid
 
 

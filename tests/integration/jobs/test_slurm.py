@@ -19,6 +19,7 @@ import pytest
 from monarch.actor import Actor, SupervisionError, Supervisor, endpoint
 from monarch.job import JobTrait, SlurmJob, job_load
 from monarch.job.spmd import serve
+from tests.ports import free_port
 from tests.processes import files_of_processes
 
 ROOT = Path(__file__).parents[3]
@@ -69,8 +70,7 @@ def environment(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def port() -> int:
-    found: int = demo().free_port()
-    return found
+    return free_port()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""`python tests/soak/profile.py [SECONDS=300]`: programs of torch that are looked at all the time.
+"""`python tests/soak/profiles.py [SECONDS=300]`: programs of torch that are looked at all the time.
 
 Two actors generate text with a small transformer, and make cyclic garbage whose finalizers release
 the interpreter lock, as those of tensors and files do. Meanwhile the program takes a profile of all
