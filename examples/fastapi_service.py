@@ -91,13 +91,14 @@ def create_app(replicas: int = 2, timeout: float = 10.0, tries: int = 3) -> Fast
     app = FastAPI(title="Founding documents", lifespan=lifespan)
 
     async def answer(call: Callable[[Any], Future[T]]) -> T:
-        """Return the answer of a replica; one gets the call again if the first is lost."""
+        """Return the answer of a replica; another one gets the call if the first is lost."""
         for attempt in range(tries):
             future = app.state.pool.submit(call)
             try:
                 return await future
             except SupervisionError:
-                if attempt + 1 < tries:  # calls fail at once until the replica has been replaced
+                # Calls to replicas that are down fail at once.
+                if attempt == tries - 2:  # the last try follows
                     with contextlib.suppress(SupervisionError):  # the supervisor has given up
                         await app.state.supervisor.healthy
             finally:

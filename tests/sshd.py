@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import free_port
+
 WAIT = 60.0
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 
@@ -44,13 +46,6 @@ class Server:
         key = (folder / "host_key.pub").read_text()
         names = ",".join(f"[{name}]:{port}" for name in ("127.0.0.1", "localhost"))
         (folder / "known_hosts").write_text(f"{names} {key}")
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 @contextlib.contextmanager

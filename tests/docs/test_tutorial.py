@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.docs.session import follow
+from tests.ports import free_port
 from tests.scripts import clean_environ
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "tutorial.md"
 DEBUGGER = "27000"
 
 
-def free_port() -> str:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return str(sock.getsockname()[1])
-
-
 @pytest.mark.failures
 @pytest.mark.slow
 def test_the_tutorial_prints_what_it_shows(tmp_path: Path) -> None:
-    port = free_port()
+    port = str(free_port())
     environ = clean_environ() | {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "MONARCH_DEBUG_SERVER_PORT": port,

@@ -261,5 +261,7 @@ def test_an_async_endpoint_is_cancelled(procs: Any, method: str) -> None:
     # A task of the endpoint's learns of it at a later turn of its loop.
     expected = [[f"{method} was cancelled", "next"]] * 2
     deadline = time.monotonic() + WAIT
-    while list(map(sorted, mesh.seen.call().get(timeout=WAIT).values())) != expected:
-        assert time.monotonic() < deadline
+    while (
+        seen := [sorted(rank) for rank in mesh.seen.call().get(timeout=WAIT).values()]
+    ) != expected:
+        assert time.monotonic() < deadline, seen

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.ports import free_port
 
 WAIT = 60.0
 
@@ -158,6 +159,4 @@ def until(condition: Callable[[], Any]) -> Any:
 
 
 def free_address(scheme: str = "tcp") -> str:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return f"{scheme}://127.0.0.1:{sock.getsockname()[1]}"
+    return f"{scheme}://127.0.0.1:{free_port()}"

@@ -21,6 +21,7 @@ import monarch.actor
 from monarch.actor import Actor, SupervisionError, Supervisor, attach_to_workers, endpoint
 from monarch.config import configured
 from tests.network import network, unavailable
+from tests.ports import free_port
 
 WAIT = 60.0
 REASON = unavailable()
@@ -62,13 +63,6 @@ def faults() -> Iterator[list[Any]]:
     monarch.actor.unhandled_fault_hook = found.append
     yield found
     monarch.actor.unhandled_fault_hook = before
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from monarch.actor import (
     endpoint,
     this_host,
 )
+from tests.ports import free_port
 
 WAIT = 60.0
 
@@ -86,13 +87,6 @@ class Elsewhere(Actor):
     @endpoint
     def echo(self, value: Any) -> Any:
         return self.worker.echo.call_one(value).get(timeout=WAIT)
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from monarch._engine.runtime.admission import host_identity
 from monarch._engine.runtime.admission.handshake_io import dial
 from monarch._engine.runtime.admission.secret import SecretError, find_secret
 from monarch.security import Certificate, make_certificates
+from tests.ports import free_port
 
 WAIT = 60.0
 PYTHON = (sys.version_info[0], sys.version_info[1])
@@ -75,9 +76,7 @@ class Door:
     def __init__(self, folder: Path, scheme: str, environ: dict[str, str], *options: str) -> None:
         self.folder = folder
         self.environ = {**os.environ, **environ}
-        with socket.socket() as sock:
-            sock.bind(("127.0.0.1", 0))
-            self.port: int = sock.getsockname()[1]
+        self.port = free_port()
         self.address = f"{scheme}://127.0.0.1:{self.port}"
         self._audit = folder / f"audit-{self.port}"
         self.errors = folder / f"errors-{self.port}"

@@ -22,6 +22,7 @@ from tests.integration.jobs.launched import (
     marked,
     until,
 )
+from tests.ports import free_port
 
 REMOTE_SHELL = """#!/bin/bash
 # Runs a command for a "host" on this machine.
@@ -218,7 +219,4 @@ def test_hosts_that_do_not_know_where_to_meet(mark: str, own: list[str]) -> None
 
 
 def free_address() -> str:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return f"127.0.0.1:{server.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"

@@ -18,6 +18,7 @@ import pytest
 from monarch.actor import ActorError, Point, this_host, this_proc
 from monarch.job import PortForwarder, ProcessJob
 from monarch.job.os_process import descendants
+from tests.ports import free_port
 
 WAIT = 60.0
 MANY = 5_000_000
@@ -45,20 +46,6 @@ def forward() -> Iterator[Callable[..., None]]:
 @pytest.fixture
 def port() -> int:
     return free_port()
-
-
-def free_port() -> int:
-    """Return a port below those that systems hand out, so that nothing takes it meanwhile."""
-    for port in range(10_000 + os.getpid() % 20_000, 32_000):
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind(("127.0.0.1", port))
-            if port not in _given:
-                _given.add(port)
-                return port
-    raise AssertionError
-
-
-_given: set[int] = set()
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from monarch.job import SkyPilotJob, job_load
 from monarch.job.os_process import OsProcess
 from monarch.job.skypilot import job as skypilot_job
 from tests.integration.jobs.launched import in_arguments, until
+from tests.ports import free_port
 
 WAIT = 60
 KIT = str(Path(__file__).parents[2] / "sky_kit")
@@ -110,15 +110,6 @@ def describe(folders: None, killed: Any) -> Callable[..., Any]:
         return killed(SkyPilotJob(meshes, **options))
 
     return make
-
-
-def free_port() -> int:
-    """Return a port below those that systems hand out, so that nothing takes it meanwhile."""
-    for port in range(10_000 + os.getpid() % 20_000, 32_000):
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind(("0.0.0.0", port))
-            return port
-    raise AssertionError
 
 
 def ranks(mesh: Any) -> list[int]:

@@ -20,8 +20,9 @@ from monarch._engine.mesh.results import progress as progress_module
 from monarch.actor import Actor, Supervisor, endpoint
 from monarch.job import SSHJob, job_load, lifeline, ssh
 from monarch.job.host_log import LARGEST, former
+from tests.ports import free_port
 from tests.processes import files_of_processes
-from tests.sshd import Server, free_port, serving
+from tests.sshd import Server, serving
 
 WAIT = 60.0
 SRC = Path(__file__).parents[3] / "src"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from monarch.config import configured
 from monarch.rdma import RDMAAction, RDMABuffer, RdmaOwnerLost, explain, routes
 from monarch.security import make_certificates
 from tests.network import Network, network, unavailable
+from tests.ports import free_port
 
 from .conftest import WAIT, Owner
 
@@ -106,13 +106,7 @@ def here(folder: Path, scheme: str, free: Callable[[], int], count: int = 1) -> 
 
 @pytest.fixture
 def free() -> Callable[[], int]:
-    def find() -> int:
-        with socket.socket() as sock:
-            sock.bind(("127.0.0.1", 0))
-            port: int = sock.getsockname()[1]
-            return port
-
-    return find
+    return free_port
 
 
 def check(partner: Any, name: str, wanted: str) -> RDMABuffer:
