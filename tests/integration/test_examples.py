@@ -28,6 +28,7 @@ from urllib.request import HTTPCookieProcessor, build_opener
 import pytest
 
 from monarch.job.os_process import OsProcess, descendants
+from tests.integration.spmd.conftest import own_fork_servers
 from tests.kubernetes_kit import Cluster
 from tests.network import unavailable
 from tests.processes import files_of_processes
@@ -522,8 +523,11 @@ def test_training_on_machines_of_a_cloud(skypilot: Path, tmp_path: Path) -> None
 
 
 @with_ddp
-def test_spmd_job(tmp_path: Path) -> None:
-    done = example("spmd_job", "--runs", "2", cwd=tmp_path)
+def test_spmd_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with own_fork_servers() as variables, monkeypatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        done = example("spmd_job", "--runs", "2", cwd=tmp_path)
     assert re.findall(r"run (\d) took", done.stdout) == ["1", "2"]
     assert number(r"test accuracy: ([\d.]+)", done.stdout + done.stderr) >= 0.95
 

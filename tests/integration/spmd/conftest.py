@@ -73,8 +73,15 @@ class Program:
 @pytest.fixture(scope="module")
 def environ() -> Iterator[dict[str, str]]:
     """The environment of commands."""
+    with own_fork_servers() as variables:
+        yield {**os.environ, **variables}
+
+
+@contextlib.contextmanager
+def own_fork_servers() -> Iterator[dict[str, str]]:
+    """Yield variables with which commands use fork servers that end with the block."""
     folder = tempfile.mkdtemp(prefix="run-")  # short: the path of a socket is limited
-    yield {**os.environ, "TMPDIR": folder, MARK: folder}
+    yield {"TMPDIR": folder, MARK: folder}
     for pid in marked(folder):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

@@ -34,7 +34,7 @@ LOOP = (
         "    dist.init_process_group", "    if not dist.is_initialized(): dist.init_process_group"
     )
     + """
-import ctypes, monarch.spmd
+import contextlib, ctypes, monarch.spmd
 lives = 0
 
 def meet(name, count):
@@ -165,7 +165,9 @@ def test_a_rank_that_cannot_be_interrupted_is_replaced(program: Program) -> None
         "    meet('began', 2)\n"
         "    if rank == 1: die()\n"
         "    libc, lock = ctypes.CDLL(None), ctypes.create_string_buffer(64)\n"
-        "    for _ in range(2): libc.pthread_mutex_lock(lock)",
+        "    while True:\n"
+        "        with contextlib.suppress(BaseException):  # interrupted before it waits\n"
+        "            for _ in range(2): libc.pthread_mutex_lock(lock)",
         options="patience=0.1",
     )
     status, out, err = program(source, "--nproc-per-node=2", "--max-restarts=1")
