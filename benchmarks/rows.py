@@ -243,6 +243,7 @@ PROGRAMS = (
     ),
     # torchmonarch reduces on GPUs only: on a CPU its client ends.
     Program("tensor_reduce", engines=(OURS,), timeout=120),
+    *(Program("cores", count, engines=(OURS,)) for count in ("2", "4")),
     Program("import_time"),
 )
 
@@ -362,6 +363,17 @@ TENSOR_ROWS = (
             limit=0.3e-3,
         )
         for size, words in REDUCED.items()
+    ),
+    *(
+        Row(
+            f"cores_{count}",
+            f"step of a small network in {count} actors at once",
+            f"cores {count}",
+            "default",
+            MILLISECONDS,
+            share=Share("single", "one thread each", 0.8),
+        )
+        for count in (2, 4)
     ),
     *(
         Row(

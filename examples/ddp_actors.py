@@ -39,7 +39,6 @@ class Trainer(Actor):
     @endpoint
     def join(self) -> None:
         """Join the process group and build the model; all ranks do so together."""
-        torch.set_num_threads(1)
         dist.init_process_group("gloo")
         torch.manual_seed(0)  # the same first parameters everywhere
         self.model = DistributedDataParallel(torch.nn.Linear(3, 1))

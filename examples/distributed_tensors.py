@@ -49,8 +49,6 @@ IMAGES = 1797
 BATCH = 256  # images of a step
 REPORT_EVERY = 10  # steps
 
-set_threads = remote("torch.set_num_threads", propagate="inspect")
-
 
 @remote(propagate=lambda x: x.clone())
 def checked(x: Tensor) -> Tensor:
@@ -227,9 +225,6 @@ def main() -> int:
     torch.set_num_threads(1)  # the operations are too small to be shared among cores
     left = this_host().spawn_procs({"procs": args.procs}, name="left")
     right = this_host().spawn_procs({"procs": args.procs}, name="right")
-    for mesh in (left, right):
-        with mesh.activate():
-            set_threads(1)
 
     print("1. Tensors on meshes")
     tour(left, right)

@@ -24,10 +24,8 @@ import grpo  # exits with a hint if torch is not installed
 import torch
 from grpo import Groups
 
-from monarch import Tensor, inspect, no_mesh, reduce, remote, to_mesh
+from monarch import Tensor, inspect, no_mesh, reduce, to_mesh
 from monarch.actor import endpoint, this_host
-
-set_threads = remote("torch.set_num_threads", propagate="inspect")
 
 
 class Learner(grpo.Learner):
@@ -42,7 +40,6 @@ class Learner(grpo.Learner):
         super().__init__(seed)
         self.mesh = this_host().spawn_procs({"procs": procs}, name="mesh")
         with self.mesh.activate():
-            set_threads(1)
             self.rank = self.mesh.rank_tensor("procs")
         self.policy, self.reference = to_mesh((self.policy, self.reference), self.mesh)
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=grpo.RATE)

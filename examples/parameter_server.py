@@ -57,7 +57,6 @@ class Worker(Actor):
     """A process that computes gradients of a linear regression on data of its own."""
 
     def __init__(self, server: Server, truth: Tensor) -> None:
-        torch.set_num_threads(1)
         torch.manual_seed(current_rank().rank)
         self.server = server
         self.inputs = torch.randn(2000, FEATURES)

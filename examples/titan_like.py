@@ -90,7 +90,6 @@ class Trainer(Actor):
         started: Port[tuple[int, int]],
         progress: Port[Metrics],
     ) -> None:
-        torch.set_num_threads(1)  # replicas share the cores of this machine
         self.steps, self.seed, self.progress = steps, seed, progress
         self.text = single.Text()
         self.model = single.transformer(len(self.text.characters), seed).float()

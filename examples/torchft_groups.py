@@ -40,7 +40,6 @@ class Trainer(Actor):
     """One process of a group: a rank of the group's mesh."""
 
     def __init__(self, group: int, progress: Port[tuple[int, int, int]]) -> None:
-        torch.set_num_threads(1)
         torch.manual_seed(0)
         self.group = group
         self.progress = progress

@@ -133,10 +133,6 @@ class Trainer(Actor):
         # The address by which the next machine (or, without others, this one) reaches this one.
         here = self.rank * len(hosts) // self.world
         self.address, self.interface = way_to(hosts[(here + 1) % len(hosts)])
-        # The trainers of a machine (hosts may share it) share its cores: more threads than cores
-        # would slow down all of them.
-        neighbours = self.world // len(set(hosts))
-        torch.set_num_threads(max(1, torch.get_num_threads() // neighbours))
         if device == "cuda":
             device = f"cuda:{self.rank % torch.cuda.device_count()}"
             torch.cuda.set_device(device)

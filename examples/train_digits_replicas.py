@@ -79,7 +79,6 @@ class Trainer(Actor):
         log: Path | None,
         test_every: int,
     ) -> None:
-        torch.set_num_threads(1)  # replicas share the cores of this machine
         self.train_set, self.test_set, self.seed = train_set, test_set, seed
         self.step_time, self.test_every = step_time, test_every
         self.model = network(seed)

@@ -28,7 +28,7 @@ try:
     from sklearn.datasets import load_digits
     from torch import nn
 
-    from monarch import Tensor, inspect, no_mesh, reduce, remote, to_mesh
+    from monarch import Tensor, inspect, no_mesh, reduce, to_mesh
     from monarch.actor import this_host
 except ImportError as missing:
     sys.exit(f"{missing}. Try: pip install 'pymonarch[examples]'")
@@ -36,8 +36,6 @@ except ImportError as missing:
 GLOBAL_BATCH = 128  # images per step of all processes
 TEST_IMAGES = 360
 GOAL = 0.95
-
-set_threads = remote("torch.set_num_threads", propagate="inspect")
 
 
 class Digits(nn.Module):
@@ -181,8 +179,6 @@ def main() -> int:
     mesh = this_host().spawn_procs({"procs": args.procs})
     curve: list[float] = []
     with mesh.activate():
-        # The processes share the cores: more threads than cores would slow down all of them.
-        set_threads(max(1, torch.get_num_threads() // args.procs))
         model, data = to_mesh((model, data), mesh)
         rank = mesh.rank_tensor("procs").to(args.device)
         training = Training(model, data, rank, args.procs, args.seed)

@@ -31,12 +31,10 @@ try:
     import transformer as single
     from torch import nn
 
-    from monarch import Tensor, get_active_mesh, grad_function, inspect, no_mesh, remote, to_mesh
+    from monarch import Tensor, get_active_mesh, grad_function, inspect, no_mesh, to_mesh
     from monarch.actor import this_host
 except ImportError as missing:
     sys.exit(f"{missing}. Try: pip install 'pymonarch[torch]'")
-
-set_threads = remote("torch.set_num_threads", propagate="inspect")
 
 
 @grad_function
@@ -123,7 +121,6 @@ def main() -> int:
     begins = list(single.starts(text, args.steps, args.seed))
     mesh = this_host().spawn_procs({"stages": args.stages})
     with mesh.activate():
-        set_threads(1)  # the operations are too small to be shared among cores
         pipeline = Pipeline(whole, text, args.micro_batches)
         own = [sum(p.numel() for p in stage.parameters()) for stage in pipeline.stages]
         print(f"weights of the stages: {', '.join(f'{each:,}' for each in own)}", flush=True)

@@ -30,12 +30,10 @@ try:
     import transformer as single
     from torch import nn
 
-    from monarch import Tensor, grad_function, inspect, no_mesh, reduce, remote, to_mesh
+    from monarch import Tensor, grad_function, inspect, no_mesh, reduce, to_mesh
     from monarch.actor import this_host
 except ImportError as missing:
     sys.exit(f"{missing}. Try: pip install 'pymonarch[torch]'")
-
-set_threads = remote("torch.set_num_threads", propagate="inspect")
 
 
 @grad_function
@@ -104,7 +102,6 @@ def main() -> int:
     begins = list(single.starts(text, args.steps, args.seed))
     mesh = this_host().spawn_procs({"procs": args.procs})
     with mesh.activate():
-        set_threads(1)  # the operations are too small to be shared among cores
         model = on_mesh(whole, mesh.rank_tensor("procs"), args.procs)
         own = sum(parameter.numel() for parameter in model.parameters())
         all_of_it = sum(parameter.numel() for parameter in whole.parameters())

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     )
     from monarch._engine.launch import own_folder
     from monarch._engine.launch.children import Children, adopt_orphans, die_with_parent
+    from monarch._engine.launch.control_groups import cpu_quota
     from monarch._engine.launch.interpreter import (
         ANY_PYTHON,
         FROM_ANY_PYTHON,
@@ -292,6 +293,7 @@ __all__ = [
     "check_constructor",
     "client_proc",
     "come",
+    "cpu_quota",
     "current_context",
     "current_proc",
     "decode",
@@ -393,6 +395,7 @@ _NAMES = {
     "_engine.base.verdict": "FAILED INFRASTRUCTURE NOT_CREATED STOPPED USER Verdict",
     "_engine.launch": "own_folder",
     "_engine.launch.children": "Children adopt_orphans die_with_parent",
+    "_engine.launch.control_groups": "cpu_quota",
     "_engine.launch.interpreter": "ANY_PYTHON FROM_ANY_PYTHON SAFE_PATH WITHOUT_CWD "
     "python_command with_folder working_directory",
     "_engine.mesh.call.context": "Instance process_context",

@@ -136,7 +136,6 @@ class Engine:
             self.name,
             dict(procs.sizes),
             "127.0.0.1" if hosts == 1 else "",
-            max(1, len(procs) // hosts),
             ended=self._lose,
             before_stop=self._before_stop,
         )

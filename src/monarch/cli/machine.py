@@ -16,6 +16,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from monarch._spi import cpu_quota
+
 __all__ = ["Fact", "machine"]
 
 
@@ -63,17 +65,22 @@ def _software(_root: str) -> Fact:
 def _cores(root: str) -> Fact:
     count = os.cpu_count() or 1
     usable = len(os.sched_getaffinity(0)) if sys.platform == "linux" else count
-    quota = None
-    words = (_group_file(root, "cpu.max") or "max").split()
-    if words[0] != "max":
-        quota = int(words[0]) / int(words[1])
+    quota = cpu_quota(root)
     text = f"{count}, of which this process may use {usable}"
     remark = ""
     if quota is not None:
         text += f"; the control group allows {quota:g}"
         if quota < usable:
             remark = f"more than {quota:g} busy processes slow each other down"
-    return Fact("cores", {"count": count, "usable": usable, "quota": quota}, text, remark)
+    # As the processes of a mesh divide them.
+    shared = usable if quota is None else max(1, min(usable, int(quota)))
+    threads = os.environ.get("OMP_NUM_THREADS")
+    if threads is None:
+        text += f"; of N processes of a mesh each computes with {shared} // N threads, at least 1"
+    else:
+        text += f"; OMP_NUM_THREADS={threads} says with how many threads each process computes"
+    value = {"count": count, "usable": usable, "quota": quota, "threads": threads}
+    return Fact("cores", value, text, remark)
 
 
 def _numa(root: str) -> Fact:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch._engine.launch.out_of_memory import memory_groups
+from monarch._engine.launch.control_groups import groups_of
 
 from .conftest import WAIT, until
 
@@ -63,8 +63,8 @@ def group() -> Iterator[str]:
 
     Its parent is the group of this process or an ancestor of that; skip if none can be made.
     """
-    above = memory_groups(
-        Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_text()
+    above = groups_of(
+        "memory", Path("/proc/self/cgroup").read_text(), Path("/proc/self/mountinfo").read_text()
     )
     for parent in above:
         made = Path(parent, f"monarch-test-{os.getpid()}")

@@ -25,11 +25,15 @@ def _without_nixl(name: str, version: Any = importlib.metadata.version) -> str:
     return version(name)
 
 
-def test_limits_of_an_outer_control_group_count(tmp_path: Path) -> None:
+def test_limits_of_an_outer_control_group_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     found = facts(
         tmp_path,
         {
             "proc/self/cgroup": "0::/outer/inner\n",
+            "proc/self/mountinfo": "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
             "proc/meminfo": "MemTotal: 16777216 kB\nMemAvailable: 8388608 kB\n",
             "sys/fs/cgroup/outer/inner/memory.max": "max\n",
             "sys/fs/cgroup/outer/memory.max": f"{1 << 30}\n",
@@ -42,6 +46,9 @@ def test_limits_of_an_outer_control_group_count(tmp_path: Path) -> None:
     assert found["memory"].remark == "only 124 MiB are left"
     assert found["cores"].value["quota"] == 0.5
     assert "slow each other down" in found["cores"].remark
+    assert "each computes with 1 // N threads, at least 1" in found["cores"].text
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert "OMP_NUM_THREADS=3 says" in facts(tmp_path, {})["cores"].text
 
 
 def test_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

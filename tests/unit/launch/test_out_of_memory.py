@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from monarch._engine.launch.out_of_memory import KillCount, limit_of, memory_groups, parse_count
+from monarch._engine.launch.control_groups import groups_of
+from monarch._engine.launch.out_of_memory import KillCount, limit_of, parse_count
 
 V1_MOUNTS = """\
 31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
@@ -39,7 +40,7 @@ V2 = "0::/user.slice/session 1.scope\n"
 )
 def test_the_groups_of_a_process(cgroup: str, mountinfo: str, expected: list[str]) -> None:
     folders = [f"/sys/fs/cgroup/{name}".rstrip("/") for name in expected]
-    assert memory_groups(cgroup, mountinfo) == folders
+    assert groups_of("memory", cgroup, mountinfo) == folders
 
 
 @pytest.mark.parametrize(

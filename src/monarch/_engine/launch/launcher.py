@@ -3,9 +3,9 @@
 The launcher has imported the runtime, and numpy or torch if the program uses them (`preload`). So a
 fork gives a ready process in about a millisecond, and shares its memory pages with all others. One
 launcher serves one *launch environment*: an interpreter and the values of the environment variables
-that libraries read while they are imported (`launch_key`). Everything else that a process inherits
-(other variables, working directory, ``sys.path``) comes with the request, and is set after the
-fork. A custom command is executed instead of forked (`BootstrapCommand`).
+that libraries read while they are imported (`launch_key`, `cores`). Everything else that a process
+inherits (other variables, working directory, ``sys.path``) comes with the request, and is set after
+the fork. A custom command is executed instead of forked (`BootstrapCommand`).
 
 The launcher and its host agent exchange frames of JSON and descriptors on one socket. The launcher
 reports every start (with a pidfd and the `black_box`), every exit, and every stop and continuation
@@ -213,6 +213,7 @@ class Launcher:
         missing = [name for name in message["preload"] if name not in sys.modules]
         if not missing:
             return
+        os.environ.update(message["threads"])
         path = sys.path[:]
         sys.path[:] = message["path"]
         try:

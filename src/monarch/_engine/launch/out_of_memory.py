@@ -18,9 +18,10 @@ container.)
 from __future__ import annotations
 
 import os
-import posixpath
 
-__all__ = ["KillCount", "limit_of", "memory_groups", "parse_count"]
+from monarch._engine.launch.control_groups import control_groups, read_file
+
+__all__ = ["KillCount", "limit_of", "parse_count"]
 
 _NO_LIMIT = 1 << 60  # version 1 shows "no limit" as the largest number of whole pages, in bytes
 _COUNTERS = ("memory.events", "memory.oom_control")
@@ -30,11 +31,10 @@ class KillCount:
     """Counts the out-of-memory kills since it was made, and attributes each to one process."""
 
     def __init__(self, root: str = "/") -> None:
-        proc = os.path.join(root, "proc")
-        found = memory_groups(_read(f"{proc}/self/cgroup"), _read(f"{proc}/self/mountinfo"))
-        self._groups = [root + group.lstrip("/") for group in found]
+        self._groups = control_groups("memory", root)
         names = [f"{group}/{name}" for group in self._groups for name in _COUNTERS]
-        self._file = next((name for name in names if _count(name) is not None), f"{proc}/vmstat")
+        last = os.path.join(root, "proc/vmstat")
+        self._file = next((name for name in names if _count(name) is not None), last)
         self._seen = _count(self._file) or 0
 
     def claim(self) -> str:
@@ -49,34 +49,6 @@ class KillCount:
         limit = limit_of(self._groups)
         known = f" (cgroup limit {_size(limit)})" if limit else ""
         return f"by the kernel's out-of-memory killer{known}"
-
-
-def memory_groups(cgroup: str, mountinfo: str) -> list[str]:
-    """Return the directories of a process's control group and of those above it, innermost first.
-
-    The arguments are the texts of its ``/proc/self/cgroup`` and ``mountinfo``. Groups of version 1
-    come first: if they exist, they are the ones that control memory.
-    """
-    paths: dict[str, str] = {}
-    for line in cgroup.splitlines():
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if "memory" in controllers.split(","):
-            paths["cgroup"] = path
-        elif number == "0" and not controllers:
-            paths["cgroup2"] = path
-    found: dict[str, list[str]] = {}
-    for line in mountinfo.splitlines():
-        before, _, after = line.partition(" - ")
-        kind, *_, options = after.split(" ") if after else ("", "")
-        if kind not in paths or (kind == "cgroup" and "memory" not in options.split(",")):
-            continue
-        top, mounted = before.split(" ")[3:5]
-        inner = posixpath.relpath(paths[kind], top)
-        # In a container the mount may begin at the group itself, or not show the group's path.
-        steps = [] if inner == "." or inner.startswith("..") else inner.split("/")
-        found[kind] = ["/".join([mounted, *steps[:n]]) for n in range(len(steps), -1, -1)]
-    return found.get("cgroup", []) + found.get("cgroup2", [])
 
 
 def parse_count(text: str) -> int | None:
@@ -96,22 +68,14 @@ def limit_of(groups: list[str]) -> int:
     limits = [_NO_LIMIT]
     for group in groups:
         for name in ("memory.max", "memory.limit_in_bytes"):
-            text = _read(f"{group}/{name}").strip()
+            text = read_file(f"{group}/{name}").strip()
             if text.isdigit():
                 limits.append(int(text))
     return min(limits) % _NO_LIMIT
 
 
 def _count(file: str) -> int | None:
-    return parse_count(_read(file))
-
-
-def _read(file: str) -> str:
-    try:
-        with open(file, errors="replace") as opened:
-            return opened.read()
-    except OSError:  # it does not exist on this system, or may not be read
-        return ""
+    return parse_count(read_file(file))
 
 
 def _size(count: int) -> str:

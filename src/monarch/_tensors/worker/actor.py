@@ -9,7 +9,6 @@ from typing import Any
 
 from monarch import _spi
 from monarch._tensors.core.recorded import Recorded
-from monarch._tensors.worker.cores import share_cores
 from monarch._tensors.worker.launch_variables import enter
 from monarch._tensors.worker.shares import RESULT, hand_over
 from monarch._tensors.worker.store import Keys
@@ -27,13 +26,11 @@ class TensorWorker(Actor):
         name: the name of the client's engine.
         sizes: the dimensions of the proc mesh.
         address: the address at which processes reach each other; empty: that of the host name.
-        neighbours: how many processes of the mesh are on this host, itself included.
     """
 
-    def __init__(self, name: str, sizes: dict[str, int], address: str, neighbours: int) -> None:
+    def __init__(self, name: str, sizes: dict[str, int], address: str) -> None:
         rank = current_rank().rank
         enter(rank, sizes)
-        share_cores(neighbours)
         if sys.breakpointhook is not sys.__breakpointhook__:
             # The process has no terminal; its breakpoints are those of monarch's debugger.
             pdb.set_trace = sys.breakpointhook

@@ -169,9 +169,12 @@ class HostMesh(MeshTrait):
         base = new_uid()
         label = normalize_label(name) if name is not None else "anon"
         capture_options = find("capture_options")
+        bindings = [] if proc_bind is None else _bindings(proc_bind)
         spec = {
             **launch_spec(),
             "python_override": self._python,
+            "on_each": on_each,
+            "bindings": bindings,
             "logs": None if capture_options is None else capture_options(hosts),
             **_inherited_fields(),
             **({"mocks": hook("inherited_mocks")()} if replacements else {}),
@@ -189,9 +192,8 @@ class HostMesh(MeshTrait):
                     "env": dict(command.env),
                     "inherit_env": command.inherit_env,
                 }
-            if proc_bind is not None:
-                binding = proc_bind[rank % len(proc_bind)]
-                entry["bind"] = {k: v for k, v in binding.items() if k in _BINDINGS}
+            if bindings:
+                entry["bind"] = bindings[rank % len(bindings)]
             procs.append(entry)
         shape = shape_of(extent._labels, Slice.new_row_major(extent.sizes))
         mesh = ProcMesh(base, label, shape, self, owner, on_each)
@@ -386,6 +388,10 @@ class HostMesh(MeshTrait):
 HostMesh.__module__ = "monarch._src.actor.host_mesh"
 
 _BINDINGS = ("cpus", "physcpubind", "cpunodebind", "membind")
+
+
+def _bindings(proc_bind: list[dict[str, str]]) -> list[dict[str, str]]:
+    return [{k: v for k, v in binding.items() if k in _BINDINGS} for binding in proc_bind]
 
 
 def _check_binding(proc_bind: list[dict[str, str]], per_host: int) -> None:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from monarch._engine.base.features import find, hook
 from monarch._engine.base.home import HOME
 from monarch._engine.base.verdict import Verdict
+from monarch._engine.launch.cores import divided
 from monarch._engine.launch.exit_status import signal_name
 from monarch._engine.runtime.agent import control
 from monarch._engine.runtime.agent.control_links import ControlLinks
@@ -223,8 +224,8 @@ class Agent:
         self.core.casts.begin(link.uid, frame, content)
 
     def _on_preload(self, link: Link, message: control.Preload, fds: list[int]) -> None:
-        launcher = self._launchers.find(message["env"], None)
-        self._links.tell(launcher.link, {**message, "op": "preload"})
+        launcher = self._launchers.find(divided(message["env"], 1)[0], None, {})
+        self._links.tell(launcher.link, {**message, "op": "preload", "threads": {}})
 
     def _on_census(self, link: Link, message: control.Census, fds: list[int]) -> None:
         others = [peer_host.name for peer_host in self.peer_hosts() if peer_host.link.up]

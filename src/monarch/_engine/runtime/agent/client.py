@@ -21,6 +21,7 @@ from monarch._engine.base.features import HOOKS, find, hook
 from monarch._engine.base.home import HOME
 from monarch._engine.base.settings import settings
 from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE
+from monarch._engine.launch.cores import THREADS, read_by_libraries
 from monarch._engine.launch.interpreter import working_directory
 from monarch._engine.runtime.actor.spawn import spawn_cell
 from monarch._engine.runtime.io import environment as environments
@@ -210,9 +211,12 @@ def start_agent() -> None:
         open_door = find("open_door")
         if open_door is not None:
             open_door(proc.reactor)
+        names = _preloads()
+        if THREADS not in os.environ:  # the spawn says for how many threads
+            names = [name for name in names if not read_by_libraries([name])]
         message = {
             "op": "preload",
-            "preload": _preloads(),
+            "preload": names,
             "path": _paths(),
             "env": dict(os.environ),
         }

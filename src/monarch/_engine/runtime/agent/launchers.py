@@ -2,6 +2,7 @@
 
 The first launcher, for the agent's own environment and interpreter, is forked before there is an
 agent (runtime.agent.start). Others are executed when a spawn first needs them (launch.launcher).
+One that has loaded a library for a number of threads is for that number only (launch.cores).
 Launchers and the orphans that a lost launcher leaves behind are children of the agent, which reaps
 them.
 """
@@ -18,6 +19,7 @@ from typing import Any
 
 from monarch._engine.launch import helper
 from monarch._engine.launch.children import Children, adopt_orphans, continue_without_parent
+from monarch._engine.launch.cores import THREADS, divided
 from monarch._engine.launch.launcher import launch_key
 from monarch._engine.runtime.agent.control_links import ControlLinks
 from monarch._engine.runtime.io.reactor import Reactor
@@ -55,15 +57,24 @@ class Launchers:
 
     def adopt(self, sock: socket.socket, pid: int) -> None:
         """Use the launcher `pid`, which was forked for the agent's own environment."""
-        self._launchers[launch_key(os.environ), sys.executable] = self._linked(sock, pid)
+        environ, _ = divided(os.environ, 1)
+        self._launchers[launch_key(environ), sys.executable, ""] = self._linked(sock, pid)
 
-    def find(self, environ: Mapping[str, str], python: str | None) -> LauncherLink:
-        """Return the launcher for procs with this environment and interpreter."""
+    def find(
+        self, environ: Mapping[str, str], python: str | None, threads: Mapping[str, str]
+    ) -> LauncherLink:
+        """Return the launcher for procs with this environment and interpreter.
+
+        `threads`: the variables that libraries read while the launcher loads them; empty if it
+        loads none, or if `environ` has them.
+        """
         python = python or sys.executable
-        key = (launch_key(environ), python)
+        blank = (launch_key(environ), python, "")
+        key = (*blank[:2], threads.get(THREADS, ""))
         launcher = self._launchers.get(key)
         if launcher is None:
-            launcher = self._launchers[key] = self._execute(environ, python)
+            launcher = self._launchers.pop(blank, None) or self._execute(environ, python)
+            self._launchers[key] = launcher
         return launcher
 
     def _execute(self, environ: Mapping[str, str], python: str) -> LauncherLink:

@@ -15,6 +15,7 @@ from monarch._engine.base.crash import crash_trace
 from monarch._engine.base.error_page import see_page
 from monarch._engine.base.verdict import FAILED, NOT_CREATED, SYSTEM, Verdict
 from monarch._engine.launch import black_box
+from monarch._engine.launch.cores import divided, read_by_libraries
 from monarch._engine.launch.exit_status import describe, why_exited
 from monarch._engine.launch.out_of_memory import KillCount
 from monarch._engine.launch.scratch import ScratchFolder
@@ -134,7 +135,9 @@ class Processes:
 
     def launcher(self, spec: dict[str, Any]) -> LauncherLink:
         """See `Members`."""
-        return self._launchers.find(spec["env"], spec.get("python"))
+        environ, threads = divided(spec["env"], spec["on_each"], spec["bindings"])
+        loads = read_by_libraries(spec["preload"])
+        return self._launchers.find(environ, spec.get("python"), threads if loads else {})
 
     def localized(self, spec: dict[str, Any]) -> dict[str, Any]:
         """See `Members`. A process inherits this host's environment, as set up for its worker."""
@@ -183,6 +186,8 @@ class Processes:
         ours: list[int],
     ) -> None:
         """Order the launcher to start procs. `ours`: descriptors to close; more are added."""
+        environ, threads = divided(spec["env"], spec["on_each"], spec["bindings"])
+        spec = {**spec, "env": {**environ, **threads}}
         links = ours.copy()
         passed: list[int] = []
         orders: list[dict[str, Any]] = []
@@ -208,6 +213,7 @@ class Processes:
             "spec": spec,
             "preload": spec["preload"],
             "path": spec["path"],
+            "threads": threads,
             "procs": orders,
         }
         self._links.tell(launcher.link, order, passed)
