@@ -42,7 +42,7 @@ def control_groups(controller: str, root: str = "/") -> list[str]:
     found = groups_of(
         controller, read_file(f"{proc}/self/cgroup"), read_file(f"{proc}/self/mountinfo")
     )
-    return [root + group.lstrip("/") for group in found]
+    return [os.path.join(root, group.lstrip("/")) for group in found]
 
 
 def cpu_quota(root: str = "/") -> float | None:
