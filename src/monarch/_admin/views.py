@@ -9,7 +9,7 @@ from typing import Any
 
 from monarch._admin.picture import STATES, Actor, Picture, Process
 from monarch._diagnosis.causes import Place, Search, compact
-from monarch._diagnosis.diagnosis import BRIEF, Diagnosis
+from monarch._diagnosis.diagnosis import Diagnosis
 from monarch._telemetry.recorder import actor_number
 
 __all__ = [
@@ -120,10 +120,8 @@ def waits(found: Picture) -> dict[str, Any]:
         for actor in process.actors:
             if not actor.doing or not actor.alive:
                 continue
-            waiting = any(one["wait"] is not None for one in actor.doing)
-            if waiting or (actor.age or 0.0) >= BRIEF:
-                nodes.setdefault(actor.reference, _node(found, actor))
-                edges += _edges(found, actor.reference, actor.doing, nodes)
+            nodes.setdefault(actor.reference, _node(found, actor))
+            edges += _edges(found, actor.reference, actor.doing, nodes)
     diagnosis = Diagnosis.from_dict(found.diagnosis)
     return {
         "as_of_us": int(found.when * 1e6),

@@ -15,6 +15,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from monarch._diagnosis.ended import EndedAccount, ExitAccount, ended, exits
+from monarch._diagnosis.kernel import runnable_threads
 from monarch._spi import (
     FAILED,
     KEYS,
@@ -30,6 +31,7 @@ from monarch._spi import (
     settings,
     stack_of_task,
     stacks,
+    usable_cores,
 )
 
 if TYPE_CHECKING:
@@ -105,7 +107,10 @@ class FailureAccount(TypedDict):
 
 
 class Account(TypedDict):
-    """A process. `settings` has the value and the origin of each setting that was changed."""
+    """A process. `settings` has the value and the origin of each setting that was changed.
+
+    `runnable`: how many of its threads compute, or want to; `cores`: how many they may use.
+    """
 
     uid: int
     reference: str
@@ -119,6 +124,8 @@ class Account(TypedDict):
     actors: list[ActorAccount]
     script: Activity | None
     failures: list[FailureAccount]
+    runnable: NotRequired[int]
+    cores: NotRequired[int]
 
 
 def on_request(proc: Proc, link: FrameLink, frame: Frame) -> None:
@@ -154,6 +161,8 @@ def account(proc: Proc) -> Account:
             }
             for grave, replaced in graves[-_FAILURES:]
         ],
+        "runnable": runnable_threads(),
+        "cores": usable_cores(),
     }
 
 

@@ -5,15 +5,22 @@ from __future__ import annotations
 import json
 import os
 import time
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from monarch._diagnosis.account import Account, account
 from monarch._diagnosis.census import Member, take
-from monarch._diagnosis.diagnosis import Diagnosis
+from monarch._diagnosis.diagnosis import Diagnosis, crowds
 from monarch._diagnosis.kernel import state_of
 from monarch._spi import HOME, Refused, Unreachable, ask, client_proc, current_proc, is_simulated
 
+if TYPE_CHECKING:
+    from monarch._spi import Proc
+
 __all__ = ["collect", "diagnose"]
+
+# More threads than cores are told if they are there in all of these looks.
+_LOOKS = 4
+_PAUSE = 0.3  # seconds between two looks
 
 
 def diagnose(timeout: float = 1.0) -> Diagnosis:
@@ -52,24 +59,31 @@ def collect(timeout: float) -> Diagnosis:
     members, missing = take(timeout)
     state, rss, cpu = state_of(os.getpid())
     script = Member(proc.uid, 0, os.getpid(), HOME, proc.hostname, state, rss, cpu)
-    answers = [
-        (member, ask(member.uid, "account", timeout=timeout))
-        for member in members
-        if member.uid != proc.uid
-    ]
-    accounts: list[Account] = [account(proc)]
-    until = time.monotonic() + timeout
-    for _, answer in answers:
-        try:
-            body = answer.get(timeout=max(0.0, until - time.monotonic()))
-        except (TimeoutError, Unreachable, Refused):
-            continue  # an exit is no riddle, and silence is found in the census
-        accounts.append(cast("Account", _tuples(json.loads(body))))
-    found = [member for member, _ in answers]
+    others = [member for member in members if member.uid != proc.uid]
+    accounts = _accounts(proc, others, timeout)
+    for _ in range(_LOOKS - 1):
+        if not crowds(accounts):
+            break
+        time.sleep(_PAUSE)  # noqa: TID251 - no event makes a second look worth it
+        accounts = _accounts(proc, others, timeout)
+    found = others
     if len(accounts) <= len(found):  # those that have exited meanwhile are not silent
         left = {member.uid for member in take(timeout)[0]}
         found = [member for member in found if member.uid in left]
     return Diagnosis(accounts, [script, *found], missing, os.getpid())
+
+
+def _accounts(proc: Proc, members: list[Member], timeout: float) -> list[Account]:
+    answers = [ask(member.uid, "account", timeout=timeout) for member in members]
+    found: list[Account] = [account(proc)]
+    until = time.monotonic() + timeout
+    for answer in answers:
+        try:
+            body = answer.get(timeout=max(0.0, until - time.monotonic()))
+        except (TimeoutError, Unreachable, Refused):
+            continue  # an exit is no riddle, and silence is found in the census
+        found.append(cast("Account", _tuples(json.loads(body))))
+    return found
 
 
 def _tuples(found: dict[str, Any]) -> dict[str, Any]:

@@ -13,13 +13,12 @@ if TYPE_CHECKING:
     from monarch._diagnosis.account import Account, Activity, ActorAccount
     from monarch._diagnosis.census import Member
 
-__all__ = ["BRIEF", "Diagnosis"]
+__all__ = ["Diagnosis", "crowds"]
 
 _GROUPS = 12  # of one kind that are shown
 _CAUSES = 6
 _STACK = 6  # lines of the stack of a cause
 _LONG = 100  # messages that make a mailbox worth a line
-BRIEF = 0.05  # seconds: an endpoint that has run for less is not called busy
 
 _STATES = {
     "R": "it runs: native code holds its interpreter, or it lacks processor time",
@@ -86,6 +85,7 @@ class Diagnosis:
             self._summary(),
             *self._of_script(),
             *self._of_silence(),
+            *self._of_crowds(),
             *self._of_activities("At a breakpoint", self._debugged(), self._busy_line),
             *self._of_activities("Busy", self._busy(), self._busy_line),
             *self._of_activities("Waiting", self._waiting(), self._waiting_line),
@@ -173,6 +173,14 @@ class Diagnosis:
         for host in sorted(self.missing_hosts):
             yield f"Host {host} does not answer"
 
+    def _of_crowds(self) -> Iterator[str]:
+        for machine, (threads, cores) in sorted(crowds(self.accounts).items()):
+            yield (
+                f"On {machine} {threads} threads of this job want to compute, and there are "
+                f"{_count(cores, 'core')}: they slow each other down. Set OMP_NUM_THREADS, or call "
+                "torch.set_num_threads"
+            )
+
     def _of_activities(
         self,
         title: str,
@@ -255,8 +263,7 @@ class Diagnosis:
     def _busy(self) -> Iterator[tuple[ActorAccount, Activity]]:
         for actor in self._users():
             for activity in actor["doing"]:
-                is_idle = activity["wait"] is not None or activity.get("debugged", False)
-                if not is_idle and (activity["seconds"] or 0.0) >= BRIEF:
+                if activity["wait"] is None and not activity.get("debugged", False):
                     yield actor, activity
 
     def _waiting(self) -> Iterator[tuple[ActorAccount, Activity]]:
@@ -277,6 +284,23 @@ class Diagnosis:
     def _where(self, place: Place) -> str:
         member = self._members.get(place.process)
         return "" if member is None else f" (pid {member.pid} on {member.machine})"
+
+
+def crowds(accounts: Iterable[Account]) -> dict[str, tuple[int, int]]:
+    """Return the machines with more threads that want to compute than cores: both numbers.
+
+    Processes with one such thread each are no crowd: the program has asked for them.
+    """
+    threads: dict[str, list[int]] = {}
+    cores: dict[str, int] = {}
+    for account in accounts:
+        threads.setdefault(account["machine"], []).append(account.get("runnable", 0))
+        cores[account["machine"]] = account.get("cores", 0)
+    return {
+        machine: (sum(counts), cores[machine])
+        for machine, counts in threads.items()
+        if max(counts) > 1 and sum(counts) > cores[machine] > 0
+    }
 
 
 def _who(group: Sequence[tuple[ActorAccount, Activity]]) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["count", "state_of"]
+__all__ = ["count", "runnable_threads", "state_of"]
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGESIZE")
@@ -28,3 +30,17 @@ def state_of(pid: int) -> tuple[str, int, float]:
     except OSError:
         return "", 0, 0.0
     return fields[0], int(fields[21]) * _PAGE, (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def runnable_threads() -> int:
+    """Return how many threads of this process compute, or want to; the calling one is not counted.
+
+    A thread that holds the interpreter, and those in native code.
+    """
+    found = 0
+    own = str(threading.get_native_id())
+    with contextlib.suppress(FileNotFoundError):  # no such file system
+        for thread in os.listdir("/proc/self/task"):
+            with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/stat", "rb") as file:
+                found += thread != own and file.read().rpartition(b")")[2].split()[0] == b"R"
+    return found

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from monarch._diagnosis.diagnosis import BRIEF
-
 __all__ = ["Row", "rows", "summary", "table"]
 
 _ORDER = ("silent", "stopped", "debugged", "busy", "waiting", "idle")
@@ -80,8 +78,7 @@ def _row(name: str, queued: int, doing: Sequence[Mapping[str, Any]], place: Any)
         state, text = "waiting", f"for {wait['call']}"
         seconds = wait["seconds"] if wait["seconds"] is not None else seconds
     else:
-        is_brief = seconds is not None and seconds < BRIEF
-        state, text = "idle" if is_brief else "busy", longest["place"]
+        state, text = "busy", longest["place"]
     endpoint = f"{longest['endpoint']}() " if longest["endpoint"] else ""
     if wait is None and text.startswith(endpoint):
         endpoint = ""

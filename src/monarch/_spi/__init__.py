@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from monarch._engine.launch import own_folder
     from monarch._engine.launch.children import Children, adopt_orphans, die_with_parent
     from monarch._engine.launch.control_groups import cpu_quota
+    from monarch._engine.launch.cores import usable_cores
     from monarch._engine.launch.interpreter import (
         ANY_PYTHON,
         FROM_ANY_PYTHON,
@@ -373,6 +374,7 @@ __all__ = [
     "threads",
     "to_base58",
     "travels_by_name",
+    "usable_cores",
     "was_raised",
     "when_forked",
     "when_gone",
@@ -396,6 +398,7 @@ _NAMES = {
     "_engine.launch": "own_folder",
     "_engine.launch.children": "Children adopt_orphans die_with_parent",
     "_engine.launch.control_groups": "cpu_quota",
+    "_engine.launch.cores": "usable_cores",
     "_engine.launch.interpreter": "ANY_PYTHON FROM_ANY_PYTHON SAFE_PATH WITHOUT_CWD "
     "python_command with_folder working_directory",
     "_engine.mesh.call.context": "Instance process_context",

@@ -17,6 +17,7 @@ from monarch.cli.why import chosen, diagnosis_of
 __all__ = ["add_top"]
 
 _SCREEN = ("\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l")  # another screen without a cursor
+_MOMENT = 0.5  # seconds between the looks of one table: the shares of processor time need two
 _START, _REST_OF_LINE, _REST = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
@@ -49,12 +50,15 @@ def _positive(text: str) -> float:
 
 
 def _run(options: argparse.Namespace) -> int:
+    before: dict[str, Any] | None
     pid = chosen(options.pid, "top")
     if options.once or not sys.stdout.isatty():
-        print("\n".join(_lines(diagnosis_of(pid), None, 0.0, 10_000, 10_000)))
+        before, at = diagnosis_of(pid), time.monotonic()
+        time.sleep(_MOMENT)  # noqa: TID251 - processor time is measured meanwhile
+        data = diagnosis_of(pid)
+        print("\n".join(_lines(data, before, time.monotonic() - at, 10_000, 10_000)))
         return 0
-    before: dict[str, Any] | None = None
-    at = 0.0
+    before, at = None, 0.0
     with _screen():
         while True:
             try:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import fcntl
+import hashlib
 import json
 import os
 import pty
+import re
 import shutil
 import signal
 import socket
@@ -253,6 +255,7 @@ def test_top(fresh: Fresh, gate: Gate) -> None:
     until(is_shown)
     assert found[0].startswith(f"script {os.getpid()}: ")
     assert found[2].split()[:3] == ["STATE", "SINCE", "QUEUE"]
+    assert all(re.search(r" \d+% ", row) for row in found[3:]), found
 
     screen, terminal = pty.openpty()
     before = termios.tcgetattr(terminal)
@@ -332,3 +335,30 @@ def test_callers_that_leave_or_send_do_no_harm(fresh: Fresh) -> None:
             sock.sendall(data)
     until(lambda: bool(ask_script(os.getpid(), WAIT)))
     assert stuck.pid.call_one().get(timeout=WAIT)
+
+
+class Native(Actor):
+    """Computes in as many threads as it is told, without the interpreter."""
+
+    @endpoint
+    def compute(self, threads: int, until: str) -> None:
+        def work() -> None:
+            data = bytes(1 << 20)
+            while not os.path.exists(until):
+                hashlib.sha256(data).digest()
+
+        started = [threading.Thread(target=work) for _ in range(threads)]
+        for thread in started:
+            thread.start()
+        for thread in started:
+            thread.join()
+
+
+def test_a_host_with_more_threads_than_cores(fresh: Fresh, tmp_path: Path) -> None:
+    mesh = fresh(2).spawn("native", Native)
+    threads = 4 * len(os.sched_getaffinity(0))
+    computing = mesh.compute.call(threads, str(tmp_path / "end"))
+    until(lambda: "want to compute" in str(monarch.diagnose(timeout=WAIT)))
+    (tmp_path / "end").touch()
+    computing.get(timeout=WAIT)
+    assert "want to compute" not in str(monarch.diagnose(timeout=WAIT))

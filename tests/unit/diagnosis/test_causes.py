@@ -6,6 +6,7 @@ import itertools
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -119,6 +120,24 @@ def test_equal_activities_are_one_line() -> None:
     assert "w.step(), 7 actors (ranks 0-6): 0.8 s, step() at train.py:7" in text
     assert "4,000 messages wait" in text
     assert "8 processes on 1 host, 7 actors: 7 busy, 0 waiting, 0 idle" in text
+
+
+def test_an_actor_in_a_short_call_is_busy() -> None:
+    text = str(diagnosis(script(2), process(2, activity("step", 0.001))))
+    assert "1 actor: 1 busy, 0 waiting, 0 idle" in text
+
+
+@pytest.mark.parametrize(
+    ("counts", "told"),
+    [([2, 2], True), ([1, 2], True), ([2, 0], False), ([1, 1, 1, 1], False), ([], False)],
+)
+def test_more_threads_than_cores(counts: list[int], told: bool) -> None:
+    """Not if the processes have one thread each: then there are no threads to be spared."""
+    others = [process(uid, activity("step", 1.0)) for uid in range(2, 2 + len(counts))]
+    for other, count in zip(others, counts, strict=True):
+        other.update(runnable=count, cores=2)
+    text = str(diagnosis(script(2), *others))
+    assert (f"On vm {sum(counts)} threads of this job want to compute" in text) == told
 
 
 def test_the_data_survive_json() -> None:

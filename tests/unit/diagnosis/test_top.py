@@ -58,9 +58,9 @@ def test_what_needs_attention_comes_first() -> None:
         ("silent", "(does not answer)"),
         ("stopped", "(does not answer)"),
         ("busy", "slow"),
+        ("busy", "fast"),
         ("waiting", "asks"),
         ("waiting", "the script"),
-        ("idle", "fast"),
         ("idle", "idle"),
     ]
     by_name = {row.actor: row for row in found}
@@ -68,7 +68,7 @@ def test_what_needs_attention_comes_first() -> None:
     assert by_name["asks"].doing == "pull() for slow.step() and 1 more"
     assert (by_name["asks"].queued, by_name["asks"].seconds) == (7, 3.0)
     assert summary(found, a_job()) == (
-        "script 1001: 5 processes on 1 host: 1 silent, 1 stopped, 1 busy, 2 waiting, 2 idle; "
+        "script 1001: 5 processes on 1 host: 1 silent, 1 stopped, 2 busy, 2 waiting, 1 idle; "
         "no answer from lost"
     )
 
