@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from monarch._engine.base.verdict import FAILED, Verdict
 from monarch._engine.runtime.agent.client import client_proc
 from monarch._engine.runtime.proc.links import LostLink
 from monarch._restarts.supervisor import _Ending
@@ -310,7 +311,7 @@ def test_what_cannot_be_asked_or_made_is_not_waited_for(fresh: Fresh) -> None:
     supervisor.healthy.get(timeout=WAIT)
     before = tables(proc)
     known = supervisor._by_uid[mesh._uid]
-    link = LostLink(known.owned.links[0].uid, "gone")
+    link = LostLink(known.owned.links[0].uid, Verdict(FAILED, "gone"))
     done = threading.Event()
 
     def on_reactor() -> None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 __all__ = [
     "CAUSES",
+    "ELSEWHERE",
     "FAILED",
     "INFRASTRUCTURE",
     "INTERNAL",
@@ -37,7 +38,9 @@ CAUSES = frozenset({USER, SYSTEM, INFRASTRUCTURE, INTERNAL})
 # The codes of ends that callers handle in a way of their own; other ends have none.
 NOT_CREATED = "not created"  # the process could not be created
 
-_CODES = frozenset({"", NOT_CREATED})
+ELSEWHERE = "elsewhere"
+"""The code of a process of a program that the asking process, a child, is no part of."""
+_CODES = frozenset({"", ELSEWHERE, NOT_CREATED})
 
 _TYPES: tuple[Any, ...] = (str, str, str, str, int, (int, float), (list, tuple), str, str, str)
 _LATEST = 1e11  # later times, after the year 5000, are rejected
@@ -69,7 +72,7 @@ class Verdict(NamedTuple):
     advice: str = ""
     """How to get a better report the next time; empty if no way is known."""
     code: str = ""
-    """NOT_CREATED, or empty: programs decide by it, never by the text."""
+    """ELSEWHERE, NOT_CREATED, or empty: programs decide by it, never by the text."""
 
     @property
     def never_began(self) -> bool:

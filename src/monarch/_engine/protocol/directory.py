@@ -76,7 +76,7 @@ _WAIT_FOR = 5.0
 RANKS = 20
 """The number of low bits of a uid that count the procs of one spawn."""
 
-_UNKNOWN = "the process does not exist, or exited long ago"
+_UNKNOWN = "the process does not exist, exited long ago, or belongs to another program"
 
 
 class Send(NamedTuple):

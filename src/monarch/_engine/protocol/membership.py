@@ -60,7 +60,9 @@ ANSWER_WITHIN = 1.0
 REMEMBERED = 10_000
 """The most members that are kept. Beyond that, the oldest exited ones are forgotten."""
 
-_FORGOTTEN = Verdict(FAILED, "the process does not exist, or exited long ago")
+_FORGOTTEN = Verdict(
+    FAILED, "the process does not exist, exited long ago, or belongs to another program"
+)
 _CLOSED = Verdict(FAILED, "the process this actor was running on closed its connection")
 _LEFT = Verdict(STOPPED, "the process exited or was lost")
 _AWAY = Verdict(FAILED, "the driver of this job has ended; another may take its place", SYSTEM)

@@ -35,6 +35,7 @@ from monarch._engine.base import instrument
 from monarch._engine.base.error_page import see_page
 from monarch._engine.base.errors import PayloadTooLarge
 from monarch._engine.base.features import hook
+from monarch._engine.base.verdict import ELSEWHERE
 from monarch._engine.mesh.call.context import context
 from monarch._engine.mesh.call.misuse import Misused
 from monarch._engine.mesh.call.undeliverable import ReturnPort, give_back
@@ -47,11 +48,13 @@ from monarch._engine.mesh.results.reply import (
     Replies,
     Reply,
     ValueStream,
+    lost_error,
 )
 from monarch._engine.mesh.results.value_mesh import ValueMesh
 from monarch._engine.runtime.agent.client import expect_async_actors
 from monarch._engine.runtime.cast.sender import gathers
 from monarch._engine.runtime.io import environment as environments
+from monarch._engine.runtime.proc.links import LostLink
 from monarch._engine.runtime.proc.ownership import CallSink
 from monarch._engine.runtime.proc.proc import Proc
 from monarch._engine.runtime.proc.time_limit import TimeLimit
@@ -837,7 +840,9 @@ class ActorEndpoint(Generic[P, R_co]):
                 sink.peer_moved(rank, old, link)
             if proc.send(link, CALL, self.mesh._uid, port, rank, meta, payload, flags):
                 return
-        verdict = proc.verdicts.get(link.uid)
+        verdict = link.verdict if isinstance(link, LostLink) else proc.verdicts.get(link.uid)
+        if not port and verdict is not None and verdict.code == ELSEWHERE:
+            raise lost_error(self, rank, verdict)
         if not port:
             give_back(link, functools.partial(self.mesh.failure_of_rank, rank))
         elif sink is not None and verdict is not None:

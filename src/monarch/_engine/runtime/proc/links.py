@@ -9,6 +9,7 @@ from collections import deque
 from typing import NoReturn
 
 from monarch._engine.base.errors import ProtocolError
+from monarch._engine.base.verdict import Verdict
 from monarch._engine.runtime.io import environment as environments
 from monarch._engine.transport.frame_link import Waiting
 from monarch._engine.transport.loan import Loan
@@ -80,8 +81,9 @@ class LocalLink(_Streamless):
 class LostLink(_Streamless):
     """The link to a process that is known to have exited; refuses every frame."""
 
-    def __init__(self, uid: int, reason: str) -> None:
-        super().__init__(uid, f"proc {uid:x}", reason)
+    def __init__(self, uid: int, verdict: Verdict) -> None:
+        super().__init__(uid, f"proc {uid:x}", verdict.error)
+        self.verdict = verdict
 
     def send(self, data: bytes, fds: list[int] | None = None) -> bool:
         """Return False: the link is lost."""

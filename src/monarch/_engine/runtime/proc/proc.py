@@ -42,7 +42,7 @@ from monarch._engine.base.failure import Failure
 from monarch._engine.base.features import HOOKS, find
 from monarch._engine.base.home import HOME
 from monarch._engine.base.settings import settings
-from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE, STOPPED
+from monarch._engine.base.verdict import ELSEWHERE, FAILED, INFRASTRUCTURE, STOPPED
 from monarch._engine.runtime.cast.sender import Casting
 from monarch._engine.runtime.direct.manager import Directs
 from monarch._engine.runtime.io import environment as environments
@@ -104,11 +104,17 @@ def new_uid() -> int:
     return environments.current.chance(1 << 43) << 20 | 1 << 63
 
 
-_NO_AGENT = Verdict(FAILED, "this process has no host agent, which connects it to others")
+_NO_AGENT = Verdict(
+    FAILED,
+    "this process, a child of multiprocessing perhaps, is no part of the program whose handle it "
+    "uses: let the script or an actor call, or start the process with spawn_procs",
+    code=ELSEWHERE,
+)
 _FORKED = Verdict(
     FAILED,
-    "this process was forked, and the connections stayed with its parent process: spawn meshes in "
-    "the process that uses them, or start it with another method than fork",
+    "this process was forked, and the connections stayed with its parent process: let the parent "
+    "call, or start the process with spawn_procs",
+    code=ELSEWHERE,
 )
 _FORGOTTEN = Verdict(STOPPED, "the actor no longer exists")
 
@@ -373,7 +379,7 @@ class Proc:
             if self.agent is None:
                 self.verdicts.setdefault(uid, self.ended or _NO_AGENT)
             if uid in self.verdicts:
-                return LostLink(uid, self.verdicts[uid].error)
+                return LostLink(uid, self.verdicts[uid])
             link, introduce = self._connect(uid)
             self.links[uid] = link
         introduce()
@@ -919,7 +925,7 @@ class Proc:
         if self.ended is not None:
             for proc in procs:
                 self.verdicts[proc["uid"]] = self.ended
-            return [LostLink(proc["uid"], self.ended.error) for proc in procs]
+            return [LostLink(proc["uid"], self.ended) for proc in procs]
         here = self.spec.get("host", HOME)
         far = {proc.get("host", here) for proc in procs} - {here}
         more: dict[str, Any] | None = None
@@ -989,7 +995,7 @@ class Proc:
         entry = {**entry, "uid": uid, "replaces": old}
         if self.ended is not None:
             self.verdicts[uid] = self.ended
-            return LostLink(uid, self.ended.error), lambda: None
+            return LostLink(uid, self.ended), lambda: None
         (link,), launch = self._launching(spec, [entry])
         self._succeed(old, uid)
         return link, launch
