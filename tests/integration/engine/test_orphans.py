@@ -478,3 +478,61 @@ def test_workers_of_a_data_loader_go_with_the_proc(fresh: Callable[..., Any], en
     else:
         actor.die.broadcast()
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
+
+
+SHARED = """
+import os, pathlib, select
+import torch
+from monarch.actor import Actor, endpoint, this_host
+
+class Shares(Actor):
+    @endpoint
+    def make(self):
+        self.storage = torch.UntypedStorage._new_using_filename_cpu(4096)
+        self.storage[0] = 7
+        return self.storage._share_filename_cpu_()
+
+    @endpoint
+    def open(self, handle):
+        self.storage = torch.UntypedStorage._new_shared_filename_cpu(*handle)
+        return self.storage[0]
+
+    @endpoint
+    def drop(self):
+        del self.storage
+
+makes, keeps, late = (this_host().spawn_procs() for _ in range(3))
+maker, keeper = makes.spawn("maker", Shares), keeps.spawn("keeper", Shares)
+handle = maker.make.call_one().get()
+assert keeper.open.call_one(handle).get() == 7
+makes.stop().get()
+[manager] = [
+    path.parent.name
+    for path in pathlib.Path("/proc").glob("[0-9]*/cmdline")
+    if path.read_bytes().startswith(b"torch_shm_manager")
+    and MARK in (path.parent / "environ").read_bytes()
+]
+exits = select.poll()
+exits.register(os.pidfd_open(int(manager)), select.POLLIN)
+assert not exits.poll(1000)  # other orphans get less than a second
+assert late.spawn("late", Shares).open.call_one(handle).get() == 7
+keeper.drop.call_one().get()
+print(manager)
+"""
+
+
+@pytest.mark.torch
+def test_shared_memory_of_torch_outlives_the_process_that_made_it(tmp_path: Path) -> None:
+    """Its manager stays for the others that map the memory, and goes with the program."""
+    pytest.importorskip("torch")
+    mark = f"TMPDIR={tmp_path}"
+    done = subprocess.run(
+        [sys.executable, "-c", f"MARK = {mark.encode()!r}\n{SHARED}"],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=WAIT,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    until(lambda: not os.path.exists(f"/proc/{done.stdout.strip()}"))

@@ -13,9 +13,11 @@ exited. Signals are sent by pid to children only: the pid of a child cannot be r
 child is reaped here.
 
 Three kinds of orphans clean up after other processes and then exit: multiprocessing's resource
-tracker, torch's shared-memory manager, and the guard of a FUSE mount. They are given
-some time for it, counted from when no other orphan is left. Directories of exited procs are
-removed when no orphan is left (see `scratch`).
+tracker, torch's shared-memory manager, and the guard of a FUSE mount. The manager serves all
+processes that map the memory, whoever started it, and exits after the last of them; processes that
+lose it abort. So it stays while this process runs. The others are given some time, counted from
+when no other orphan is left. Directories of exited procs are removed when no orphan is left but
+managers (see `scratch`).
 
 A process that runs as another user cannot be killed, and stays. On systems other than Linux there
 are no subreapers: orphans become children of the system's first process.
@@ -49,7 +51,7 @@ PATIENCE = 1.0
 _CHANGES = os.WNOHANG | os.WUNTRACED | os.WCONTINUED
 _JANITORS = {
     b"multiprocessing.resource_tracker": GRACE,
-    b"torch_shm_manager": GRACE,
+    b"torch_shm_manager": math.inf,
     b"_mounts/unmounter.py": _GUARD_GRACE,
 }
 _PR_SET_PDEATHSIG = 1
@@ -96,6 +98,7 @@ class Children:
         self.debris: list[str] = []
         self._spared: dict[int, float] = {}  # orphans that clean up -> when they are killed
         self._graces: dict[int, float] = {}  # ... -> how many seconds they get
+        self._ending = False
         self.fileno, self._wake = os.pipe()
         os.set_blocking(self.fileno, False)
         os.set_blocking(self._wake, False)
@@ -139,6 +142,8 @@ class Children:
         """
         orphans = [pid for pid in _children() if pid not in self.own]
         graces = {pid: self._graces.get(pid) or _grace(pid) for pid in orphans}
+        if self._ending:
+            graces = {pid: GRACE if grace == math.inf else grace for pid, grace in graces.items()}
         janitors = self._graces = {pid: grace for pid, grace in graces.items() if grace}
         now = time.monotonic()
         if len(janitors) < len(orphans):
@@ -155,7 +160,7 @@ class Children:
                 # PermissionError: the orphan runs as another user, and stays.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
-        if not orphans:
+        if all(grace == math.inf for grace in graces.values()):
             while self.debris:
                 remove_scratch(self.debris.pop())
         return min(self._spared.values(), default=math.inf)
@@ -166,6 +171,7 @@ class Children:
         With `ask`, own children first get a SIGTERM and up to `PATIENCE` seconds to exit. Blocks
         for at most `PATIENCE` seconds, with `ask` for twice as long.
         """
+        self._ending = True
         if ask:
             self._signal_own(signal.SIGTERM)
             self._wait(lambda: not self.own)
