@@ -321,7 +321,7 @@ from monarch.testing import simulate
 
 class Person(io.StringIO):
     def readline(self, size=-1):
-        select.select([], [], [], 0.5)  # longer than a step may last
+        select.select([], [], [], 2)  # longer than a step may last
         return super().readline(size)
 
 class Debugged(Actor):
@@ -336,7 +336,7 @@ def main():
     return this_host().spawn_procs().spawn("debugged", Debugged).work.call_one().get()
 
 sys.stdin = Person("p value + 1\\ncontinue\\n")
-value, took = simulate(main, step_limit=0.1).value
+value, took = simulate(main, step_limit=1).value
 print(value, took < 0.1)
 """
 

@@ -20,7 +20,7 @@ from monarch._admin.models import (
 )
 from monarch._admin.picture import Actor, Picture, Process
 
-__all__ = ["Counts", "actor_status", "iso", "node", "tree"]
+__all__ = ["Counts", "actor_status", "failure_of", "iso", "node", "tree"]
 
 _SPACE = uuid.UUID("7a1d6f5e-6d0c-4c8b-9f65-0e6f2b8d3c11")
 _SHOWN = 100  # nodes of a parent in the tree
@@ -190,7 +190,7 @@ def _actor(found: Picture, actor: Actor, counts: Counts | None) -> NodePayload:
         "is_system": actor.system,
         "flight_recorder": None,
         "inbound_ordering": None,
-        "failure_info": _failure(found, actor),
+        "failure_info": failure_of(found, actor),
         "execution": None if not actor.alive else _execution(found, actor),
         "display_name": actor.display,
         "mesh_name": actor.label,
@@ -231,7 +231,8 @@ def _execution(found: Picture, actor: Actor) -> Execution:
     }
 
 
-def _failure(found: Picture, actor: Actor) -> FailureInfo | None:
+def failure_of(found: Picture, actor: Actor) -> FailureInfo | None:
+    """Return why an actor failed; None if it did not."""
     ended = actor.ended
     if ended is None or ended["kind"] != "failed":
         return None

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from monarch._admin.nodes import Counts, node
+from monarch._admin.models import FailureInfo
+from monarch._admin.nodes import Counts, failure_of, node
 from monarch._admin.picture import Actor, Picture
 
 __all__ = ["snapshot"]
@@ -63,6 +64,9 @@ def snapshot(
         else:
             actor = found.actors[own]
             _add_actor(rows, number, found, actor, facts, counts(actor))
+    for process in found.processes.values():
+        for actor in process.replaced:  # others have their places in the tree
+            _add_failure(rows, number, actor, failure_of(found, actor))
     return rows
 
 
@@ -87,12 +91,7 @@ def _add_actor(
             facts["is_system"],
         )
     )
-    failure = facts["failure_info"]
-    if failure is not None and actor.ended is not None:
-        names = ("error_message", "root_cause_actor", "root_cause_name")
-        when = _us(actor.ended["when"])
-        told = tuple(failure[name] for name in names)
-        rows["actor_failures"].append((number, own, *told, when, failure["is_propagated"]))
+    _add_failure(rows, number, actor, facts["failure_info"])
     execution = facts["execution"]
     if execution is None:
         return
@@ -105,6 +104,14 @@ def _add_actor(
         name = handler["name"]
         since = _us(found.when - oldest[name])
         rows["active_handlers"].append((number, own, name, handler["active_count"], since))
+
+
+def _add_failure(rows: Rows, number: str, actor: Actor, failure: FailureInfo | None) -> None:
+    if failure is None or actor.ended is None:
+        return
+    told = failure["error_message"], failure["root_cause_actor"], failure["root_cause_name"]
+    when = _us(actor.ended["when"])
+    rows["actor_failures"].append((number, actor.reference, *told, when, failure["is_propagated"]))
 
 
 def _us(seconds: float) -> int:

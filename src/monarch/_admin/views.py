@@ -234,7 +234,12 @@ def failures(found: Picture) -> dict[str, Any]:
             ended = actor.ended or {}
             groups.setdefault((actor.name, _headline(ended)), []).append(actor)
     rows = [_group(error, actors) for (_, error), actors in groups.items()]
-    rows += [_exit(each) for each in _unique(found.exits)]
+    known = {
+        (actor.ended or {}).get("process")
+        for process in found.processes.values()
+        for actor in process.replaced
+    }
+    rows += [_exit(each) for each in _unique(found.exits) if each["process"] not in known]
     return {
         "as_of_us": int(found.when * 1e6),
         "groups": sorted(rows, key=lambda row: row["last_us"], reverse=True),

@@ -139,6 +139,9 @@ def account(proc: Proc) -> Account:
     cells = [*list(proc.cells.values()), *list(proc.ending)]
     graves = [(grave, False) for grave in list(proc.graves.values()) if grave.kind == FAILED]
     graves += [(grave, True) for _, grave in list(proc.replaced) if grave.kind == FAILED]
+    graves += [
+        (loss, mesh.links[rank].uid != process) for mesh, rank, process, loss in list(proc.losses)
+    ]
     graves.sort(key=lambda item: item[0].verdict.when)
     return {
         "uid": proc.uid,

@@ -23,7 +23,8 @@ class EndedAccount(TypedDict):
     """An actor that has ended, by a failure or a stop; `replaced`: another one has its place.
 
     `root` is the display name of the actor whose failure was the first, `propagated` whether that
-    is another one.
+    is another one. `process`: the one with which the actor was lost, as the owner
+    tells; 0: that of this account.
     """
 
     reference: str
@@ -42,6 +43,7 @@ class EndedAccount(TypedDict):
     root_error: str
     propagated: bool
     replaced: bool
+    process: int
 
 
 class ExitAccount(TypedDict):
@@ -69,14 +71,22 @@ def ended(proc: Proc) -> list[EndedAccount]:
     return [
         *(_ended(proc, uid, grave) for uid, grave in kept),
         *(_ended(proc, uid, grave, replaced=True) for uid, grave in former),
+        *(
+            _ended(proc, mesh.uid, loss, replaced=True, process=process)
+            for mesh, _, process, loss in list(proc.losses)[-most:]
+        ),
     ]
 
 
-def _ended(proc: Proc, uid: int, grave: Failure, *, replaced: bool = False) -> EndedAccount:
+def _ended(
+    proc: Proc, uid: int, grave: Failure, *, replaced: bool = False, process: int = 0
+) -> EndedAccount:
     label = grave.mesh_name.rpartition("-")[0]
     root = grave.root
     return {
-        "reference": str(hook("actor_address")(uid, label, proc.uid, proc.label)),
+        "reference": str(
+            hook("actor_address")(uid, label, process or proc.uid, "" if process else proc.label)
+        ),
         "display": grave.actor,
         "name": label,
         "mesh": grave.mesh_name,
@@ -92,6 +102,7 @@ def _ended(proc: Proc, uid: int, grave: Failure, *, replaced: bool = False) -> E
         "root_error": root.error,
         "propagated": root is not grave,
         "replaced": replaced,
+        "process": process,
     }
 
 

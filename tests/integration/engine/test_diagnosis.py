@@ -17,6 +17,7 @@ import subprocess
 import sys
 import termios
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,12 @@ from typing import Any
 import pytest
 
 import monarch
+from monarch._admin import views
+from monarch._admin.picture import picture
+from monarch._admin.snapshots import snapshot
 from monarch._diagnosis.door import ask_script, running_scripts
 from monarch._diagnosis.native import native_stacks
-from monarch.actor import Actor, Supervisor, concurrent_endpoint, endpoint
+from monarch.actor import Actor, SupervisionError, Supervisor, concurrent_endpoint, endpoint
 
 from .conftest import WAIT, until
 
@@ -362,3 +366,31 @@ def test_a_host_with_more_threads_than_cores(fresh: Fresh, tmp_path: Path) -> No
     (tmp_path / "end").touch()
     computing.get(timeout=WAIT)
     assert "want to compute" not in str(monarch.diagnose(timeout=WAIT))
+
+
+@pytest.mark.failures
+def test_a_killed_rank_is_among_the_failures(fresh: Fresh) -> None:
+    """Supervised and replaced, or not, with its mesh and rank."""
+    supervisor = Supervisor()
+    replaced = supervisor.spawn(fresh(2), "replaced", Fragile)
+    os.kill(replaced.slice(gpus=1).pid.call_one().get(timeout=WAIT), signal.SIGKILL)
+    with pytest.raises(SupervisionError):
+        replaced.slice(gpus=1).pid.call_one().get(timeout=WAIT)
+    supervisor.healthy.get(timeout=WAIT)
+    lost = fresh(2).spawn("lost", Fragile)
+    os.kill(lost.slice(gpus=0).pid.call_one().get(timeout=WAIT), signal.SIGSEGV)
+    with pytest.raises(SupervisionError):
+        lost.pid.call().get(timeout=WAIT)
+    found = monarch.diagnose(timeout=WAIT)
+    _, failures = str(found).split("\nFailures:\n")
+    killed, faulted = failures.splitlines()[-2:]
+    assert re.search(r"replaced{'gpus': 1/2}>: .*SIGKILL \(replaced since\)$", killed)
+    assert re.search(r"lost{'gpus': 0/2}>: .*SIGSEGV$", faulted)
+    seen = picture(found.to_dict(), time.time())
+    rows = snapshot(seen, "1", (0.0, "me"), 100)["actor_failures"]
+    assert [re.search(r"Killed\(sig=(\d+)\)", row[2])[1] for row in rows[-2:]] == ["9", "11"]
+    groups = views.failures(seen)["groups"]
+    assert [(group["mesh"], group["ranks"]) for group in groups[:2]] == [
+        ("lost", "0"),
+        ("replaced", "1"),
+    ]

@@ -172,6 +172,8 @@ class Proc:
         self.graves: dict[int, Failure] = {}
         # The last failures of actors that were replaced, with their uids.
         self.replaced: deque[tuple[int, Failure]] = deque(maxlen=_REPLACED)
+        # Ranks of owned meshes that were lost with their processes: mesh, rank, process, failure.
+        self.losses: deque[tuple[OwnedMesh, int, int, Failure]] = deque(maxlen=_REPLACED)
         self.early = EarlyMessages(self)
         self.owned: dict[int, OwnedMesh] = {}
         self.job = ""  # the name of this client's job, if it is kept for a successor
@@ -841,7 +843,10 @@ class Proc:
             if rank not in mesh.gone:
                 others[mesh.name] = (*others.get(mesh.name, ()), rank)
         for mesh, rank in lost:
-            self._ended(mesh, rank, mesh.failure_of(rank, verdict, others))
+            failure = mesh.failure_of(rank, verdict, others)
+            if verdict.kind == FAILED:
+                self.losses.append((mesh, rank, mesh.links[rank].uid, failure))
+            self._ended(mesh, rank, failure)
 
     def rank_unreachable(self, mesh_uid: int, rank: int, link: FrameLink) -> None:
         """Record that an actor could not be created, once the reason is known."""
