@@ -274,6 +274,8 @@ def test_the_telemetry_of_a_job(run: Run) -> None:
     job_ = ProcessJob({"hosts": 2}).enable_telemetry(retention_secs=60)
     state = job_.state()
     try:
+        from monarch.actor import get_meter
+        get_meter().create_counter("of_the_script").add(3)  # before there is any process
         procs = state.hosts.spawn_procs({"gpus": 1})
         server = procs.slice(hosts=0).spawn("server", Server)
         trainers = procs.spawn("trainers", Trainer, server)
@@ -284,6 +286,11 @@ def test_the_telemetry_of_a_job(run: Run) -> None:
         while len(found := state.query_engine_client.query(sql)["rows"]) < 2:
             assert time.monotonic() < until, found
             time.sleep(0.1)
+        sql = "SELECT coalesce(sum_f64, sum_u64) AS value FROM metric_sums WHERE name = 'of_the_script'"
+        while not (own := state.query_engine_client.query(sql)["rows"]):
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        assert own[0]["value"] == 3, own
         again = job_.telemetry_query_client().query("SELECT count(*) AS n FROM messages")
         print(json.dumps([found, again["rows"][0]["n"] > 0, job_.state().telemetry_url[:17]]))
         # The command line means this job's script, though another one records as well.

@@ -176,11 +176,17 @@ def become(proc: Proc) -> None:
 
 def start_agent() -> None:
     """Start the host agent in the background, if there is none; returns at once."""
-    global _agent_process
     proc = _current
     assert proc is not None
     if not proc.client:
         return
+    _start_agent(proc)
+    if settings.telemetry:  # the script's own metrics and spans count, also before it spawns
+        hook("record")(proc)
+
+
+def _start_agent(proc: Proc) -> None:
+    global _agent_process
     with _lock:
         if _agent_process is not None:
             return
