@@ -286,7 +286,8 @@ def test_the_telemetry_of_a_job(run: Run) -> None:
         while len(found := state.query_engine_client.query(sql)["rows"]) < 2:
             assert time.monotonic() < until, found
             time.sleep(0.1)
-        sql = "SELECT coalesce(sum_f64, sum_u64) AS value FROM metric_sums WHERE name = 'of_the_script'"
+        sql = '''SELECT coalesce(sum_f64, sum_u64) AS value FROM metric_sums
+                 WHERE name = 'of_the_script''''
         while not (own := state.query_engine_client.query(sql)["rows"]):
             assert time.monotonic() < until
             time.sleep(0.1)
