@@ -287,7 +287,7 @@ def test_the_telemetry_of_a_job(run: Run) -> None:
             assert time.monotonic() < until, found
             time.sleep(0.1)
         sql = '''SELECT coalesce(sum_f64, sum_u64) AS value FROM metric_sums
-                 WHERE name = 'of_the_script''''
+                 WHERE name LIKE 'of_the_%' '''
         while not (own := state.query_engine_client.query(sql)["rows"]):
             assert time.monotonic() < until
             time.sleep(0.1)
