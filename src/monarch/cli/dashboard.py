@@ -6,12 +6,14 @@ import argparse
 import contextlib
 import sys
 
+from monarch.cli.script_pid import add_pid
+
 __all__ = ["add_dashboard"]
 
 _EXAMPLES = """\
 examples:
   monarch dashboard --open         the one script of this user on this machine, in a browser
-  monarch dashboard --pid 4242     the address for the script with this pid
+  monarch dashboard 4242           the address for the script with this pid
   monarch dashboard --demo --open  an invented cluster, to look at the pages
   ssh -L 8265:127.0.0.1:8265 node1 here, if the script is on node1 and its port 8265
 
@@ -24,7 +26,7 @@ def add_dashboard(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``monarch dashboard``."""
     parser.epilog = _EXAMPLES
     parser.add_argument("--open", action="store_true", help="open it in a browser")
-    parser.add_argument("--pid", type=int, help="the script, if several run here")
+    add_pid(parser, "the script, if several run here")
     parser.add_argument("--demo", action="store_true", help="serve an invented cluster instead")
     parser.add_argument(
         "--ranks", type=_ranks, default=64, help="of the invented cluster: 64 to 100000 (64)"

@@ -48,7 +48,7 @@ def add_debug(parser: argparse.ArgumentParser) -> None:
     parser.epilog = """\
 examples:
   monarch debug                    the debugger of the script that runs here
-  monarch debug --pid 4242         of this one, if several run here
+  monarch debug 4242               of this one, if several run here
   monarch debug --port 27001       at a port, which the script has printed
   monarch debug --job              of the script that `monarch exec` has started on a host
   monarch debug --dap              for VS Code: the ranks that are at a breakpoint
@@ -84,6 +84,8 @@ Protocol, until Ctrl-C. It needs debugpy where the ranks run: pip install 'pymon
 
 
 def _debug(options: argparse.Namespace) -> int:
+    if options.name is not None and options.name.isdigit() and not options.dap:
+        options.pid, options.name = int(options.name), None
     if options.name is not None and not options.dap:
         raise ValueError("actors are named with --dap; the debugger itself shows all of them")
     if options.host is not None and (options.dap or options.job):

@@ -15,6 +15,7 @@ import tempfile
 import time
 from typing import TYPE_CHECKING, Any
 
+from monarch.cli.script_pid import IfGiven
 from monarch.cli.why import chosen, diagnosis_of, unreachable
 
 if TYPE_CHECKING:
@@ -48,8 +49,10 @@ def add_profile(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source",
         nargs="?",
+        action=IfGiven,
         help="the process number of the script, if several run here; or an address of telemetry",
     )
+    parser.add_argument("--pid", dest="source", help=argparse.SUPPRESS)
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument(
         "--time", metavar="TIME", default="10s", help="record a trace for so long (10s)"

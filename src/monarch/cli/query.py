@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 import urllib.error
 from collections.abc import Iterator, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 
 __all__ = ["add_query"]
 
-_WIDEST = 60  # characters of a cell in a table
+_LEAST = 20  # characters of a cell in a table that are shown in any case
 _EXAMPLES = """\
 examples:
   monarch query "SHOW TABLES"
@@ -27,11 +28,16 @@ job. The tables are described in docs/observability.md.
 def add_query(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``monarch query``."""
     parser.epilog = _EXAMPLES
-    parser.add_argument("sql", nargs="?", metavar="SQL", help="a statement; - or none: from stdin")
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="[PID] SQL",
+        help="the script, if several record telemetry, and a statement; - or none: from stdin",
+    )
     parser.add_argument("-f", "--file", help="read the statement from this file")
     parser.add_argument("--format", choices=("table", "json", "jsonl"), default="table")
     parser.add_argument("--timeout", default="30s", help="of the query, such as 10s or 2m (30s)")
-    parser.add_argument("--pid", type=int, help="the script, if several record telemetry")
+    parser.add_argument("--pid", type=int, help=argparse.SUPPRESS)
     parser.set_defaults(run=_query)
 
 
@@ -40,6 +46,7 @@ def _query(options: argparse.Namespace) -> int:
     from monarch._store.client import QueryEngineClient
     from monarch.cli.observed import observed
 
+    options.sql, options.pid = _words(options.words, options.pid)
     timeout = parse_duration(options.timeout) / 1e9
     if timeout <= 0:
         raise ValueError(f"--timeout is a time such as 30s, not {options.timeout}")
@@ -56,11 +63,22 @@ def _query(options: argparse.Namespace) -> int:
         for row in rows:
             print(json.dumps(row))
     else:
-        for line in _table(answer["columns"], rows):
+        room = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        for line in _table(answer["columns"], rows, room):
             print(line)
     if answer["truncated"]:
         print(f"monarch query: only the first {len(rows)} rows are shown", file=sys.stderr)
     return 0
+
+
+def _words(words: Sequence[str], pid: int | None) -> tuple[str | None, int | None]:
+    """Return the statement and the pid of the command line."""
+    left = list(words)
+    if left and left[0].isdigit():
+        pid = int(left.pop(0))
+    if len(left) > 1:
+        raise ValueError(f"one statement is wanted, in quotes, not {len(left)} words: {left[1]}")
+    return (left[0] if left else None), pid
 
 
 def _statement(options: argparse.Namespace) -> str:
@@ -83,12 +101,20 @@ def _reason(body: str) -> str:
         return body
 
 
-def _table(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+def _table(
+    columns: Sequence[str], rows: Sequence[dict[str, Any]], room: int | None
+) -> Iterator[str]:
+    """Yield the lines; `room`: the width of the terminal, for which cells are cut."""
     cells = [[_cell(row[name]) for name in columns] for row in rows]
     widths = [
         max([len(name), *(len(line[place]) for line in cells)])
         for place, name in enumerate(columns)
     ]
+    if room is not None:
+        widths = _fitted(widths, room - 2 * (len(widths) - 1))
+        cells = [
+            [_cut(cell, width) for cell, width in zip(line, widths, strict=True)] for line in cells
+        ]
     numbers = [
         bool(rows) and all(isinstance(row[name], (int, float)) or row[name] is None for row in rows)
         for name in columns
@@ -110,5 +136,20 @@ def _line(cells: Sequence[str], widths: Sequence[int], numbers: Sequence[bool]) 
 
 def _cell(value: Any) -> str:
     text = "NULL" if value is None else str(value)
-    text = text.replace("\n", "\\n")
-    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 3]}..."
+    return text.replace("\n", "\\n")
+
+
+def _fitted(widths: list[int], room: int) -> list[int]:
+    """Return the widths with the largest made smaller, until all fit or none is long.
+
+    >>> _fitted([5, 100, 70], 100)
+    [5, 47, 48]
+    """
+    made = [min(width, max(room, _LEAST)) for width in widths]
+    while sum(made) > room and max(made) > _LEAST:
+        made[made.index(max(made))] -= 1
+    return made
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 3]}..."

@@ -12,6 +12,7 @@ import time
 from collections.abc import Generator
 from typing import Any
 
+from monarch.cli.script_pid import add_pid
 from monarch.cli.why import chosen, diagnosis_of
 
 __all__ = ["add_top"]
@@ -23,7 +24,7 @@ _START, _REST_OF_LINE, _REST = "\x1b[H", "\x1b[K", "\x1b[J"
 
 def add_top(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("pid", nargs="?", type=int, help="the script; needed if several run here")
+    add_pid(parser, "the script; needed if several run here")
     parser.add_argument(
         "-d", "--delay", type=_positive, default=2.0, metavar="SECONDS", help="default: 2"
     )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from monarch._tui.words import LANGUAGES
+from monarch.cli.script_pid import add_pid
 
 if TYPE_CHECKING:
     from monarch._tui.client import Address
@@ -37,7 +38,7 @@ def add_tui(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``monarch tui``."""
     parser.epilog = _EXAMPLES
     parser.add_argument("-a", "--addr", metavar="HOST:PORT", help="of the admin API, or its URL")
-    parser.add_argument("--pid", type=int, help="the script, if several run here")
+    add_pid(parser, "the script, if several run here")
     parser.add_argument("--token-file", help="a file that contains the token")
     parser.add_argument("--refresh-ms", type=_milliseconds, default=2000, help="between two looks")
     parser.add_argument("--theme", choices=("nord", "doom-nord-light"), default="nord")

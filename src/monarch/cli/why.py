@@ -9,6 +9,8 @@ import sys
 from collections.abc import Generator
 from typing import Any
 
+from monarch.cli.script_pid import add_pid
+
 __all__ = ["add_why", "chosen", "command_of", "diagnosis_of", "unreachable"]
 
 _PATIENCE = 8.0  # seconds
@@ -16,7 +18,7 @@ _PATIENCE = 8.0  # seconds
 
 def add_why(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("pid", nargs="?", type=int, help="the script; needed if several run here")
+    add_pid(parser, "the script; needed if several run here")
     parser.add_argument("--json", action="store_true", help="print the data, for programs")
     parser.add_argument(
         "--native",
