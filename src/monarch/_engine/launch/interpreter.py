@@ -12,13 +12,17 @@ A Python on another machine may be of any version, and an old one refuses ``-P``
 sets a variable, which an old one ignores, and `FROM_ANY_PYTHON` removes the variable.
 
 Procs run user code, so they have the path of the script; if the script is a file, its directory is
-first. The working directory is last, for programs that rely on it.
+first. The working directory is last, for programs that rely on it. On another host the interpreter
+may be elsewhere, so `on_host` puts what the script has before its installation before that of the
+host: the same modules win as in the script.
 """
 
 from __future__ import annotations
 
 import errno
+import itertools
 import os
+import re
 import sys
 from collections.abc import Iterable
 
@@ -27,6 +31,7 @@ __all__ = [
     "FROM_ANY_PYTHON",
     "SAFE_PATH",
     "WITHOUT_CWD",
+    "on_host",
     "python_command",
     "with_folder",
     "working_directory",
@@ -59,6 +64,34 @@ def python_command(python: str, code: str, path: Iterable[str] | None = None) ->
     return [python, *SAFE_PATH, "-c", first + code]
 
 
+def on_host(own: list[str], script: list[str]) -> list[str]:
+    """Return the path of a process on a host.
+
+    Args:
+        own: the path of the host's worker.
+        script: the path of the script, on a machine that may be another one.
+
+    What the script searches before the files of its Python comes first, but for directories that
+    every user of this host may write to; these, and all others of the script, come last.
+    """
+    before = itertools.takewhile(lambda entry: not _INSTALLED.search(entry), script)
+    first = [entry for entry in before if _is_trusted(entry)]
+    found = dict.fromkeys([*first, *own, *script])
+    return list(found)
+
+
+_INSTALLED = re.compile(r"[/\\](python\d+\.zip|python\d+\.\d+|(site|dist)-packages)$")
+
+
+def _is_trusted(entry: str) -> bool:
+    """Whether code there is this user's, or root's; also for a file, such as a zip."""
+    try:
+        status = os.stat(entry)
+    except OSError:
+        return False
+    return status.st_uid in (os.geteuid(), 0) and not status.st_mode & 0o002
+
+
 def with_folder(path: list[str], folder: str) -> list[str]:
     """Return `path` with the working directory `folder` appended, if it can be trusted.
 
@@ -66,9 +99,8 @@ def with_folder(path: list[str], folder: str) -> list[str]:
     Otherwise, and if `folder` is in `path` already, return `path`. Raises OSError if there is no
     such directory.
     """
-    status = os.stat(folder)
-    trusted = status.st_uid in (os.geteuid(), 0) and not status.st_mode & 0o002
-    return [*path, folder] if trusted and folder not in path else path
+    os.stat(folder)
+    return [*path, folder] if _is_trusted(folder) and folder not in path else path
 
 
 def working_directory() -> str:

@@ -17,6 +17,7 @@ from monarch._engine.base.verdict import FAILED, NOT_CREATED, SYSTEM, Verdict
 from monarch._engine.launch import black_box
 from monarch._engine.launch.cores import divided, read_by_libraries
 from monarch._engine.launch.exit_status import describe, why_exited
+from monarch._engine.launch.interpreter import on_host
 from monarch._engine.launch.out_of_memory import KillCount
 from monarch._engine.launch.scratch import ScratchFolder
 from monarch._engine.runtime.agent.control import Exit
@@ -141,7 +142,7 @@ class Processes:
 
     def localized(self, spec: dict[str, Any]) -> dict[str, Any]:
         """See `Members`. A process inherits this host's environment, as set up for its worker."""
-        path = [*sys.path, *(entry for entry in spec["path"] if entry not in sys.path)]
+        path = on_host(sys.path, spec["path"])
         return {**spec, "env": dict(os.environ), "cwd": os.getcwd(), "path": path}
 
     def launch(

@@ -1,0 +1,65 @@
+"""Processes on the hosts of a job import the same files as the script, however it was started."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+WAIT = 60
+
+PROGRAM = """
+from monarch.actor import Actor, endpoint, this_host
+from monarch.job import ProcessJob
+
+class Imports(Actor):
+    @endpoint
+    def six(self):
+        import six
+        return six.__file__
+
+def find(hosts):
+    return hosts.spawn_procs().spawn("imports", Imports).six.call().get().values()
+
+import six
+job = ProcessJob({"h": 1})
+try:
+    print(six.__file__, *find(this_host()), *find(job.state(cached_path=None).h))
+finally:
+    job.kill()
+"""
+
+
+@pytest.mark.parametrize("way", ["file", "module", "command", "zip", "relative"])
+def test_a_module_that_shadows_an_installed_one(tmp_path: Path, way: str) -> None:
+    pytest.importorskip("six")  # is installed, so the search of site-packages would find it
+    (tmp_path / "six.py").touch()
+    (tmp_path / "program.py").write_text(PROGRAM)
+    expected = str(tmp_path / "six.py")
+    environ = dict(os.environ)
+    words = [str(tmp_path / "program.py")]
+    if way == "module":
+        words = ["-m", "program"]
+    elif way == "zip":
+        with zipfile.ZipFile(tmp_path / "program.zip", "w") as file:
+            file.writestr("__main__.py", PROGRAM)
+            file.writestr("six.py", "")
+        words, expected = [str(tmp_path / "program.zip")], str(tmp_path / "program.zip/six.py")
+    elif way in ("command", "relative"):
+        words = ["-c", PROGRAM]
+        environ["PYTHONPATH"] = str(tmp_path) if way == "command" else "."
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=tmp_path,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=WAIT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [expected] * 3
