@@ -30,11 +30,9 @@ from types import CodeType
 from typing import NamedTuple, TypedDict
 
 from monarch._spi import Step, stacks, threads
+from monarch._traces.stacks import ENGINE
 
 __all__ = ["ENGINE", "Options", "ProcessProfile", "Sampler", "Tree"]
-
-ENGINE = "[monarch]"
-"""The frame that stands for all frames of this library, unless they are asked for."""
 
 _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _LIBRARY = os.path.dirname(os.__file__) + os.sep

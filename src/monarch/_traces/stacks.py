@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-__all__ = ["Frame", "Profile", "Stacks"]
+__all__ = ["ENGINE", "Frame", "Profile", "Stacks"]
 
+ENGINE = "[monarch]"
+"""The name of the frame that stands for all of this library, unless these are asked for."""
+_STANDARD = re.compile(r"/python\d+\.\d+/(?!(site|dist)-packages/)")
 _SEPARATE = 64  # processes whose own stacks are kept
 
 
@@ -64,8 +68,11 @@ class Stacks:
         for stack in sorted(self.weights):
             yield stack, self.weights[stack][0]
 
-    def hottest(self, most: int) -> list[tuple[Frame, int]]:
+    def hottest(self, most: int, *, wall: bool = False) -> list[tuple[Frame, int]]:
         """Return the functions that spent most themselves, with nanoseconds.
+
+        `wall`: the stacks are of the time that passes. Then those that wait for messages are left
+        out (see `idle`), and a wait for an answer is that of the function which asked.
 
         >>> stacks = Stacks()
         >>> a, b = Frame("a", "x.py", 1), Frame("b", "x.py", 9)
@@ -75,9 +82,23 @@ class Stacks:
         """
         own: dict[Frame, int] = {}
         for stack, (weight, _) in self.weights.items():
-            if stack:
-                own[stack[-1]] = own.get(stack[-1], 0) + weight
+            if not stack or (wall and _is_idle(stack)):
+                continue
+            frame = stack[-2] if wall and stack[-1].name == ENGINE else stack[-1]
+            own[frame] = own.get(frame, 0) + weight
         return sorted(own.items(), key=lambda item: (-item[1], item[0]))[:most]
+
+    @property
+    def idle(self) -> int:
+        """The nanoseconds of stacks without a function of the program, which wait for messages."""
+        return sum(weight for stack, (weight, _) in self.weights.items() if _is_idle(stack))
+
+
+def _is_idle(stack: tuple[Frame, ...]) -> bool:
+    return all(
+        not frame.file or frame.file.startswith("<") or _STANDARD.search(frame.file)
+        for frame in stack
+    )
 
 
 class Profile:

@@ -290,5 +290,8 @@ def _report(profile: Profile, output: str) -> None:
         return
     print(f"Wrote {output}: {profile.title()}")
     total = max(1, profile.stacks.total)
-    for frame, weight in profile.stacks.hottest(_HOTTEST):
+    wall = profile.unit == "wall"
+    for frame, weight in profile.stacks.hottest(_HOTTEST, wall=wall):
         print(f"{100 * weight / total:5.1f} %  {frame}")
+    if wall:
+        print(f"{100 * profile.stacks.idle / total:5.1f} %  (actors that wait for messages)")
