@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["collect", "diagnose"]
 
-# More threads than cores are told if they are there in all of these looks.
+# A crowd of threads is reported if each of so many looks finds one.
 _LOOKS = 4
 _PAUSE = 0.3  # seconds between two looks
 

@@ -16,7 +16,7 @@ script. Milliseconds for a step of that network by spin count (benchmarks/progra
     one process with two threads            2.7    1.5    0.7    0.5      0.7
     two processes with two threads each     1.0    1.7    3.0     16  9 - 170
 
-What the user sets wins. With an ``OMP_NUM_THREADS`` of the user's nothing is added.
+Settings of the user win. If ``OMP_NUM_THREADS`` is set, nothing is added.
 """
 
 from __future__ import annotations

@@ -71,8 +71,8 @@ def on_host(own: list[str], script: list[str]) -> list[str]:
         own: the path of the host's worker.
         script: the path of the script, on a machine that may be another one.
 
-    What the script searches before the files of its Python comes first, but for directories that
-    every user of this host may write to; these, and all others of the script, come last.
+    Directories that the script searches before the files of its Python come first, unless every
+    user of this host may write to them. All others of the script come last.
     """
     before = itertools.takewhile(lambda entry: not _INSTALLED.search(entry), script)
     first = [entry for entry in before if _is_trusted(entry)]
