@@ -14,9 +14,9 @@ child is reaped here.
 
 Three kinds of orphans clean up after other processes and then exit: multiprocessing's resource
 tracker, torch's shared-memory manager, and the guard of a FUSE mount. The manager serves all
-processes that map the memory, and exits after the last of them; processes that lose it abort. So it stays while this process runs. The others are given some time, counted from
-when no other orphan is left. Directories of exited procs are removed when no orphan is left but
-managers (see `scratch`).
+processes that map the memory, and exits after the last of them; processes that lose it abort. So it
+stays while this process runs. The others are given some time, counted from when no other orphan is
+left. Directories of exited procs are removed when no orphan is left but managers (see `scratch`).
 
 A process that runs as another user cannot be killed, and stays. On systems other than Linux there
 are no subreapers: orphans become children of the system's first process.
