@@ -16,7 +16,6 @@ from monarch.actor import Actor, endpoint, this_host
 from .conftest import WAIT
 
 OWN = "no part of the program whose handle it uses"
-FORKED = "this process was forked, and the connections stayed with its parent process"
 SECOND = "belongs to another program"
 
 
@@ -106,16 +105,16 @@ def test_each_use_of_a_handle_ends(fresh: Any, method: str) -> None:
     other = procs.spawn("other", Other)
     parent = procs.slice(gpus=0).spawn("parent", Parent)
     in_actor = parent.child.call_one(method, other).get(timeout=WAIT)
-    in_script = child(method, USES, other)
+    # (A fork of this process, which has many threads, is tested in test_orphans.py.)
+    in_script = [] if method == "fork" else child(method, USES, other)
     for name, kind, text in [*in_actor, *in_script]:
         assert kind == "SupervisionError", (name, text)
-        assert OWN in text or (method == "fork" and FORKED in text), name
-    assert len(in_actor) == len(in_script) == len(USES)
+        assert OWN in text, name
+    assert len(in_actor) == len(USES)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_child_with_meshes_of_its_own(fresh: Any, method: str) -> None:
+def test_a_child_with_meshes_of_its_own(fresh: Any) -> None:
     other = fresh(2).spawn("other", Other)
-    [(_, kind, text)] = child(method, [after_own_meshes], other)
+    [(_, kind, text)] = child("spawn", [after_own_meshes], other)
     assert kind == "SupervisionError", text
-    assert (FORKED if method == "fork" else SECOND) in text
+    assert SECOND in text
