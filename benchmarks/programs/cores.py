@@ -10,7 +10,7 @@ import sys
 from time import perf_counter
 
 import torch
-from timing import SECONDS, emit, rounds
+from timing import SECONDS, emit, rounds, samples
 
 from monarch.actor import Actor, endpoint, this_host
 
@@ -70,14 +70,7 @@ def spinning() -> None:
 
 
 def plain() -> None:
-    trains = Trains()
-    for _ in range(STEPS):
-        trains.step()
-    taken = []
-    for _ in rounds(3.0):
-        started = perf_counter()
-        trains.step()
-        taken.append(perf_counter() - started)
+    taken = samples(Trains().step, span=3.0)
     print(sum(taken) / len(taken))
 
 

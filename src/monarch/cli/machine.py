@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from monarch._spi import cpu_quota
+from monarch._spi import cpu_quota, usable_cores
 
 __all__ = ["Fact", "machine"]
 
@@ -72,8 +72,7 @@ def _cores(root: str) -> Fact:
         text += f"; the control group allows {quota:g}"
         if quota < usable:
             remark = f"more than {quota:g} busy processes slow each other down"
-    # As the processes of a mesh divide them.
-    shared = usable if quota is None else max(1, min(usable, int(quota)))
+    shared = usable_cores(root)
     threads = os.environ.get("OMP_NUM_THREADS")
     if threads is None:
         text += f"; of N processes of a mesh each computes with {shared} // N threads, at least 1"

@@ -342,7 +342,7 @@ def test_callers_that_leave_or_send_do_no_harm(fresh: Fresh) -> None:
 
 
 class Native(Actor):
-    """Computes in as many threads as it is told, without the interpreter."""
+    """Computes in a given number of threads, without the interpreter."""
 
     @endpoint
     def compute(self, threads: int, until: str) -> None:

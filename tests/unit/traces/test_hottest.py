@@ -1,4 +1,4 @@
-"""What `monarch profile` prints of the time that passes."""
+"""The functions that `monarch profile --wall` prints."""
 
 from __future__ import annotations
 

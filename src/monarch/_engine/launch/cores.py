@@ -75,14 +75,17 @@ def divided(
     return own, added
 
 
-def usable_cores() -> int:
-    """Return how many cores the processes of this host may use: its affinity and its quota."""
+def usable_cores(root: str = "/") -> int:
+    """Return how many cores the processes of this host may use: its affinity and its quota.
+
+    `root`: where the files of the control groups are.
+    """
     allowed = getattr(os, "sched_getaffinity", None)
     count = len(allowed(0)) if allowed is not None else os.cpu_count() or 1
-    quota = _quota()
+    quota = _quota(root)
     return count if quota is None else max(1, min(count, int(quota)))
 
 
 @functools.cache
-def _quota() -> float | None:
-    return cpu_quota()
+def _quota(root: str) -> float | None:
+    return cpu_quota(root)
