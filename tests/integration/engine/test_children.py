@@ -16,6 +16,7 @@ from monarch.actor import Actor, endpoint, this_host
 from .conftest import WAIT
 
 OWN = "no part of the program whose handle it uses"
+FORKED = "this process was forked, and the connections stayed with its parent process"
 SECOND = "belongs to another program"
 
 
@@ -105,12 +106,11 @@ def test_each_use_of_a_handle_ends(fresh: Any, method: str) -> None:
     other = procs.spawn("other", Other)
     parent = procs.slice(gpus=0).spawn("parent", Parent)
     in_actor = parent.child.call_one(method, other).get(timeout=WAIT)
-    # (A fork of this process, which has many threads, is tested in test_orphans.py.)
-    in_script = [] if method == "fork" else child(method, USES, other)
+    in_script = child(method, USES, other)
     for name, kind, text in [*in_actor, *in_script]:
         assert kind == "SupervisionError", (name, text)
-        assert OWN in text, name
-    assert len(in_actor) == len(USES)
+        assert (FORKED if method == "fork" else OWN) in text, name
+    assert len(in_actor) == len(in_script) == len(USES)
 
 
 def test_a_child_with_meshes_of_its_own(fresh: Any) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from monarch.actor import Actor, Channel, Port, SupervisionError, endpoint
+from monarch.actor import Actor, Channel, Port, SupervisionError, Supervisor, endpoint
 from tests.processes import files_of_processes
 from tests.stopped import stop_process
 
@@ -393,6 +393,10 @@ def test_a_forked_child_does_not_answer(fresh: Callable[..., Any], kind: type[An
 
 class Pids(Actor):
     @endpoint
+    def die(self) -> None:
+        kill(os.getpid())
+
+    @endpoint
     def pid(self) -> int:
         return os.getpid()
 
@@ -401,8 +405,18 @@ class Pids(Actor):
         return -1
 
 
-def test_a_forked_child_is_told_that_meshes_are_its_parents(fresh: Callable[..., Any]) -> None:
-    """A child's call fails at once, for meshes that the parent has called and for others."""
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_forked_child_is_told_that_meshes_are_its_parents(
+    fresh: Callable[..., Any], replaced: bool
+) -> None:
+    """A child's call fails at once, for meshes that the parent has called and for others.
+
+    A replacement in the parent makes its handles look for their processes anew, in the child too.
+    """
+    if replaced:
+        supervisor = Supervisor()
+        supervisor.spawn(fresh(1), "fragile", Pids).die.broadcast()
+        until(lambda: supervisor.restarts)
     called, new = (fresh(2).spawn(name, Pids) for name in ("called", "new"))
     called.pid.call().get(timeout=WAIT)
     read, write = os.pipe()
@@ -418,7 +432,9 @@ def test_a_forked_child_is_told_that_meshes_are_its_parents(fresh: Callable[...,
                 call().get(timeout=WAIT)
                 code = 1
             except SupervisionError as error:
-                code |= 0 if "forked" in str(error) else 2
+                if "forked" not in str(error):
+                    os.write(write, str(error).encode())
+                    code |= 2
             except BaseException as error:
                 os.write(write, repr(error).encode())
                 code = 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
@@ -219,9 +220,10 @@ def test_hosts_keep_the_directory_as_long_as_they_live(killed: Any) -> None:
     assert wait_for([first], WAIT) == []
     folder_module.remove_stale("monarch-process-job-")
     assert os.path.exists(folder_module.secret_file(folder))
-    below = descendants([other])  # which hold the lock as well
     other.send(signal.SIGKILL)
-    assert wait_for([other, *below], WAIT) == []
+    fd = os.open(folder, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX)  # waits for all processes below the hosts, which hold it as well
+    os.close(fd)
     killed(ProcessJob({"a": 1})).apply()
     assert not os.path.exists(folder)
 

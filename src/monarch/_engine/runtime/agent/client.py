@@ -28,7 +28,7 @@ from monarch._engine.runtime.io import environment as environments
 from monarch._engine.runtime.io.descriptors import raise_descriptor_limit
 from monarch._engine.runtime.proc.agent_watch import why_silent
 from monarch._engine.runtime.proc.ownership import Verdict
-from monarch._engine.runtime.proc.proc import Proc, new_uid
+from monarch._engine.runtime.proc.proc import FORKED, Proc, new_uid
 
 if TYPE_CHECKING:
     import subprocess
@@ -58,6 +58,7 @@ _agent_process: subprocess.Popen[bytes] | _FoundAgent | None = None
 _ready: list[Callable[[Proc], None]] = []
 _forked: list[Callable[[], None]] = []
 _async_actors = False
+_is_forked = False  # from a process that was part of a program
 
 
 def current_proc() -> Proc | None:
@@ -111,6 +112,8 @@ def forget_saved(uid: int) -> None:
 def _make_client(uid: int, reign: int) -> Proc:
     raise_descriptor_limit()
     proc = Proc(uid, "local", spawn_cell, _refuse_stop, client=True, reign=reign)
+    if _is_forked:
+        proc.without_agent = FORKED
     proc.agent_lost = _agent_died
     proc.agent_silent = _agent_is_silent
     proc.start()
@@ -337,11 +340,13 @@ def launch_spec() -> dict[str, Any]:
 
 def _after_fork() -> None:
     """Leave the runtime in a forked child, which must not hold the parent's sockets."""
-    global _current, _agent_process
+    global _current, _agent_process, _is_forked, _lock
+    _lock = threading.Lock()  # a thread that does not exist here may have held it
     proc = _current
     _current = None
     _agent_process = None
     if proc is not None:
+        _is_forked = True
         proc.close_in_child()
     for callback in _forked:
         callback()

@@ -87,7 +87,7 @@ from monarch._engine.wire.frame import (
 if TYPE_CHECKING:
     from monarch._engine.runtime.proc.printer import Printer
 
-__all__ = ["Proc", "new_uid"]
+__all__ = ["FORKED", "Proc", "new_uid"]
 
 
 _VERDICTS = 10_000  # verdicts of processes that are kept
@@ -110,7 +110,7 @@ _NO_AGENT = Verdict(
     "uses: let the script or an actor call, or start the process with spawn_procs",
     code=ELSEWHERE,
 )
-_FORKED = Verdict(
+FORKED = Verdict(
     FAILED,
     "this process was forked, and the connections stayed with its parent process: let the parent "
     "call, or start the process with spawn_procs",
@@ -131,6 +131,8 @@ class Proc:
         reign: the epoch: how many clients preceded this one, see `monarch._failover`.
     """
 
+    without_agent: Verdict = _NO_AGENT
+    """Why other processes cannot be reached while this one has no agent."""
     in_band: int = 0
     """Buffers with fewer bytes are sent within the message; 0: as the settings say."""
 
@@ -379,7 +381,7 @@ class Proc:
             if link is not None:
                 return link
             if self.agent is None:
-                self.verdicts.setdefault(uid, self.ended or _NO_AGENT)
+                self.verdicts.setdefault(uid, self.ended or self.without_agent)
             if uid in self.verdicts:
                 return LostLink(uid, self.verdicts[uid])
             link, introduce = self._connect(uid)
@@ -743,7 +745,7 @@ class Proc:
         def watch() -> None:
             verdict = self.verdicts.get(uid)
             if verdict is None and self.agent is None:
-                verdict = self.ended or _NO_AGENT
+                verdict = self.ended or self.without_agent
             if verdict is not None:
                 callback(verdict)
             else:
@@ -792,7 +794,7 @@ class Proc:
             return
         verdict = self.verdicts.get(link.uid)
         if verdict is None and self.agent is None:
-            verdict = self.verdicts[link.uid] = self.ended or _NO_AGENT
+            verdict = self.verdicts[link.uid] = self.ended or self.without_agent
         if verdict is not None:
             self._bury(link, verdict)
         else:
@@ -1025,12 +1027,12 @@ class Proc:
         """
         for link in [*self.every_link(), self.agent]:
             if isinstance(link, Link):
-                link.abandon(_FORKED.error)
-                self.verdicts[link.uid] = _FORKED
+                link.abandon(FORKED.error)
+                self.verdicts[link.uid] = FORKED
         self.links = {self.uid: self.local}
         self._second.clear()
         self.agent = None
-        self.ended = _FORKED
+        self.ended = FORKED
         self.directs.close_in_child()
         self._links_lock = threading.Lock()  # a thread that does not exist here may have held it
         self.reactor.close()
