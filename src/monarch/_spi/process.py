@@ -62,19 +62,37 @@ def at_call_end(callback: Callable[[BaseException | None], None]) -> bool:
     return True
 
 
-def before_calls(callback: Callable[[], object]) -> None:
+class _Encoder:
+    """Encodes the arguments of a call after other things were done."""
+
+    def __init__(self, encode: Callable[[Any, Any], Any]) -> None:
+        self.encode = encode
+        self.before: tuple[Callable[[], object], ...] = ()
+
+    def __call__(self, args: Any, kwargs: Any) -> Any:
+        for callback in self.before:
+            callback()
+        return self.encode(args, kwargs)
+
+
+def before_calls(callback: Callable[[], object]) -> Callable[[], None]:
     """Call `callback()` before this process encodes the arguments of a call of an actor.
 
-    It runs on the thread of the caller, which it delays, and must not raise.
+    It runs on the thread of the caller, which it delays, and must not raise. Return a function that
+    withdraws the callback.
     """
-    proc = client_proc()
-    encode = proc.encode_call
+    proc: Any = client_proc()
+    encoder = proc.encode_call
+    if not isinstance(encoder, _Encoder):
+        encoder = proc.encode_call = _Encoder(encoder)
+    encoder.before = (*encoder.before, callback)
 
-    def encode_after(args: Any, kwargs: Any) -> Any:
-        callback()
-        return encode(args, kwargs)
+    def withdraw() -> None:
+        encoder.before = tuple(each for each in encoder.before if each is not callback)
+        if not encoder.before:
+            proc.encode_call = encoder.encode
 
-    proc.encode_call = encode_after  # type: ignore[assignment]  # it is called in this way only
+    return withdraw
 
 
 def at_actor_end(callback: Callable[[], object]) -> Callable[[], None] | None:

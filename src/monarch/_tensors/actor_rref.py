@@ -57,7 +57,7 @@ def rref(endpoint: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     plan, is_cached = _plan(endpoint, engine, leaves, spec, tensors)
     for number in plan.written:
         if not tensors[number]._aliases.writable:
-            raise explain(endpoint._call, args, kwargs, active.mesh, place, plan)
+            raise explain(endpoint._call, args, kwargs, active().mesh, place, plan)
     where = here()
     with engine.lock:
         call = engine.new_call()

@@ -15,7 +15,7 @@ import warnings
 import weakref
 from typing import TYPE_CHECKING
 
-from monarch._tensors.active import active
+from monarch._tensors.active import recording
 from monarch._tensors.core.aliases import Aliases
 from monarch._tensors.core.special import BORROW, LEND, RECLAIM, RETURN, new_number
 from monarch._tensors.misplaced import explain
@@ -58,8 +58,9 @@ class Borrow:
         there = engine.place(place.mesh, stream)
         engine.emit(place, (LEND, self._number, tensor._ref), self._where)
         self.tensor = new_tensor(tensor._meta, there, engine.new_ref(), aliases)
-        if active.recording is not None:
-            active.recording.borrows.append(self)
+        session = recording()
+        if session is not None:
+            session.borrows.append(self)
 
     @property
     def traceback_string(self) -> str:
@@ -81,7 +82,8 @@ class Borrow:
         """
         if self._dropped:
             return
-        if active.recording is not None and self not in active.recording.borrows:
+        session = recording()
+        if session is not None and self not in session.borrows:
             raise ValueError(
                 "a compiled function cannot drop a borrow that began outside of it: drop it after "
                 f"the call. It began here:\n{text_of(self._where)}"

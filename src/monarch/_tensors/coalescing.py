@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Generator
 
-from monarch._tensors.engine import engines
+from monarch._tensors.active import active, enter, leave
+from monarch._tensors.tape import Collection
 from monarch._tensors.where import here
 
 __all__ = ["coalescing"]
-
-
-class _Block(threading.local):
-    depth = 0
-
-
-_block = _Block()
 
 
 @contextlib.contextmanager
@@ -26,23 +19,25 @@ def coalescing() -> Generator[None, None, None]:
     A block within another one is a part of that. Fetches within it raise NotImplementedError. If it
     ends by an exception, none of its operations is sent. The tensors that they made or wrote to are
     then dropped, and a later use of these is a TypeError that says where.
+
+    The operations are those of this task of asyncio, or this thread. Other ones go on meanwhile;
+    what they do with a tensor that was made in the block becomes a part of the block.
     """
-    if _block.depth:
+    if active().collection is not None:
         yield
         return
     where = here()
-    held = engines()
-    for engine in held:
-        engine.hold()
-    _block.depth = 1
-    try:
-        yield
-    except BaseException:
-        for engine in held:
-            engine.discard(where)
-        raise
-    else:
-        for engine in held:
-            engine.release()
-    finally:
-        _block.depth = 0
+    block = Collection()
+    with block, contextlib.ExitStack() as ends:
+        enter(block, "collection", block)
+        try:
+            yield
+        except BaseException:
+            for engine, tape in block.tapes.items():
+                ends.callback(engine.discard, tape, where)
+            raise
+        else:
+            for engine, tape in block.tapes.items():
+                ends.callback(engine.splice, tape)
+        finally:
+            leave(block)

@@ -38,9 +38,11 @@ class ContextHistory(threading.local):
         self._contexts: list[Callable[[], AbstractContextManager[Any]]] = []
         self._forgotten = -1  # the operations up to this number have lost their note
 
-    def note(self, context: Callable[[], AbstractContextManager[Any]]) -> None:
-        """Let `context()` be what `restore` returns for the operations from now on."""
-        now: int = torch.autograd._get_sequence_nr()
+    def note(
+        self, context: Callable[[], AbstractContextManager[Any]], first: int | None = None
+    ) -> None:
+        """Let `context()` be what `restore` returns for the operations from `first`, or now, on."""
+        now: int = torch.autograd._get_sequence_nr() if first is None else first
         if self._starts and self._starts[-1] == now:
             self._contexts[-1] = context  # no operation was recorded in between
             return

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from monarch._tensors.active import active
+from monarch._tensors.active import recording
 from monarch._tensors.misplaced import explain, refuse
 from monarch._tensors.tensor import Live, Tensor
 
@@ -43,7 +43,7 @@ def _set_data(tensor: Tensor, value: Any) -> None:
         raise refuse(
             "set_data", tensor, "MUTATING_BORROW", "it would be mutated while it is borrowed"
         )
-    if active.recording is not None:
+    if recording() is not None:
         raise NotImplementedError("a compiled function cannot set the data of a tensor")
     with engine.lock:
         with value.stream.activate(), torch.no_grad():

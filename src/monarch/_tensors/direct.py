@@ -24,6 +24,7 @@ from torch.autograd import forward_ad
 from monarch._tensors.active import active
 from monarch._tensors.core.aliases import Aliases
 from monarch._tensors.dispatch import NUMBERS, operator_of
+from monarch._tensors.mode import thread
 from monarch._tensors.stream import main
 from monarch._tensors.tensor import Tensor, new_tensor
 from monarch._tensors.where import here
@@ -41,10 +42,10 @@ _tracing: Callable[[], object] = torch._C._get_tracing_state
 
 def _is_watched() -> bool:
     """Whether something other than the active mesh takes note of the operations of this thread."""
-    depth = active.depth
+    mode = thread.mode
     return (
-        _modes() != depth
-        or (depth > 0 and _mode_at(active.index) is not active.mode)
+        (_modes() > 0 if mode is None else _modes() != mode.depth)
+        or (mode is not None and _mode_at(mode.index) is not mode)
         or _function_modes() > 0
         or forward_ad._current_level >= 0
         or _is_profiling()
@@ -82,7 +83,7 @@ def _arithmetic(function: Any, ordinary: Callable[..., Any]) -> Callable[..., An
         if (
             self.requires_grad
             or not aliases.usable
-            or place.stream is not (active.stream or main)
+            or place.stream is not (active().stream or main)
             or _is_watched()
         ):
             return ordinary(self, other)

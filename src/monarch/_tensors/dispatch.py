@@ -191,14 +191,14 @@ def dispatch(function: Any, args: Any, kwargs: dict[str, Any], mesh: DeviceMesh 
     if local:
         if not tensors:
             if function is aten.lift_fresh.default and mesh is not None:
-                return constant(local[0], mesh.client.place(mesh, active.stream or main))
+                return constant(local[0], mesh.client.place(mesh, active().stream or main))
             # A format detaches a number, and reads it: f"{inspect(loss):.3f}".
             if function in _LOCAL or (function is aten.detach.default and not local[0].dim()):
                 with _disable_current_modes():
                     return function(*args, **kwargs)
         raise explain(function, args, kwargs, mesh, place_at(tensors, mesh))
     place = tensors[0]._place if tensors else None
-    if place is None or place.stream is not (active.stream or main):
+    if place is None or place.stream is not (active().stream or main):
         place = place_at(tensors, mesh)
     if place is None:
         if not torch._C._len_torch_dispatch_stack():
@@ -338,8 +338,9 @@ def _miss(
         values,
     )
     constants = pickle.dumps((resolvable_function(function), plan.args, plan.kwargs), protocol=5)
-    place.engine.learn(plan, ("operator", name_of(function), constants, *plan.definition()))
-    place.engine.cache.put(key, plan)
+    engine = place.engine
+    engine.learn(plan, ("operator", name_of(function), constants, *plan.definition()))
+    engine.cache.put(key, plan)
     return plan
 
 
@@ -391,6 +392,3 @@ def _resize(tensor: Tensor, metadata: Any) -> None:
     with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.Python)):
         torch.Tensor.as_strided_(tensor, metadata.size, metadata.stride, metadata.offset)
     tensor._meta = metadata
-
-
-Tensor._issue = staticmethod(dispatch)

@@ -7,6 +7,14 @@ whose batches are larger. One batch in each 4,096 commands is a call whose answe
 done; a client that is more than `_AHEAD` of these ahead waits, so it cannot fill the memory of
 slower processes.
 
+Any thread may issue operations. Each has the lock of the engine for the time in which a command
+joins the batch, or the batch is sent; no code of the program runs then. So a function, a hook or a
+backward may wait for a thread that issues operations, also in `compile` and `coalescing`, whose
+operations are on a tape (`tape`). With the lock a thread waits for the processes only: when they
+are to become the default group of torch.distributed, or meet for their first collective. A thread
+that waits for slow processes to confirm has given the lock back, unless it ends a borrow or a
+block, which is one step for all others.
+
 An engine whose process is lost ends: each later operation raises the `SupervisionError` that calls
 of actors raise. Before the processes are stopped, the engine waits for the outcome of all work, so
 that errors which nothing has raised can be reported at exit.
@@ -27,16 +35,17 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from monarch import _spi
-from monarch._tensors.active import active
+from monarch._tensors.active import active, recording
 from monarch._tensors.core.aliases import Aliases, Stack
 from monarch._tensors.core.cache import Cache
 from monarch._tensors.core.history import Failure, History, Run
 from monarch._tensors.core.metadata import Metadata
 from monarch._tensors.core.recorded import Recorded
-from monarch._tensors.core.special import ASK, BORROW, RECLAIM, RETURN, SHARE
+from monarch._tensors.core.special import ASK, SHARE
 from monarch._tensors.core.template import DELETE, FIRST, Command, Plan
 from monarch._tensors.errors import RemoteException, rebuilt
 from monarch._tensors.place import Place
+from monarch._tensors.tape import Tape, keeper_of, open_collections, tape_for, tape_of
 from monarch._tensors.tensor import Live, Tensor, new_tensor
 from monarch._tensors.where import frames_of
 from monarch._tensors.worker.actor import Report, TensorWorker
@@ -59,6 +68,8 @@ _AHEAD = 4  # confirmations that may be outstanding
 _TEMPLATES = 8192  # distinct operations that are kept, twice
 _LATER = 32  # small tensors that the program has released and whose deletion is not yet issued
 
+_NO_CALL = "NYI: calling actors with tensors in a coalescing block, or in a compiled function"
+
 
 class Engine:
     """The commands and references of one client on one proc mesh.
@@ -70,7 +81,7 @@ class Engine:
     is_simulated = False
 
     def __init__(self, procs: ProcMesh) -> None:
-        if active.recording is not None:
+        if recording() is not None:
             raise NotImplementedError(
                 f"a compiled function cannot be the first to use {procs}: activate it once before "
                 "the function is called"
@@ -82,6 +93,7 @@ class Engine:
         self._keeping: Future[int] | None = None
         self._keeper = 0
         self._unwatch: Callable[[], None] = _nothing
+        self._withdraw: Callable[[], None] = _nothing
         self.ended: Exception | None = None  # why no operation is possible
         self._loss: _spi.Failure | None = None
         self._uids: list[int] = []  # the processes
@@ -92,7 +104,6 @@ class Engine:
         self.died: Callable[[Any], object] = self._dead.append
         self._dead_later: list[Live] = []  # small ones, which are deleted together
         self.died_later: Callable[[Any], object] = self._dead_later.append
-        self._later = _LATER
         self.plans: dict[int, Plan] = {}
         self.cache: Cache[Plan] = Cache(_TEMPLATES, self.forget)
         self.history = History(self.plans)
@@ -113,7 +124,6 @@ class Engine:
         self._timed = False
         self._begun = threading.Event()
         self._pause = threading.Event()  # never set
-        self._held = 0
         self._confirmed = -1
         self._unlearned: deque[tuple[int, int]] = deque()
         self.is_connected = False  # whether torch's default group is that of the workers
@@ -142,7 +152,7 @@ class Engine:
         first = self.workers.slice(**dict.fromkeys(procs.sizes, 0))
         self._keeping = first.keep.call_one()
         _spi.start_thread("monarch-tensors-flush", self._flush_late)
-        _push_before_calls(_spi.own_uid())
+        self._withdraw = _spi.before_calls(self.push)
 
     def beneath(self) -> contextlib.AbstractContextManager[object]:
         """Return what is entered while a mesh of this engine is active, below its mode."""
@@ -160,6 +170,9 @@ class Engine:
         place: Place | None = mesh._places.get(stream)
         if place is None:
             with self.lock:
+                place = mesh._places.get(stream)
+                if place is not None:  # another thread was first
+                    return place
                 place = Place(self, mesh, stream, len(self._places))
                 self._places.append(place)
                 ranks = None if mesh.is_whole else tuple(mesh.processes)
@@ -247,7 +260,10 @@ class Engine:
 
     def forget(self, plan: Plan) -> None:
         """Let the workers forget a plan when all operations that use it are done."""
-        if not plan.recorded:
+        collection = active().collection
+        if collection is not None:
+            collection.tape(self).forgotten.append(plan)
+        elif not plan.recorded:
             self._unlearned.append((self._seq, plan.number))
 
     def drop(self, tensor: Tensor, where: Stack) -> None:
@@ -264,37 +280,44 @@ class Engine:
 
     def _bury(self) -> None:
         """Delete the values of the tensors that the program has released."""
-        gone: dict[Place, list[int]] = {}
+        gone: dict[tuple[Place, Tape | None], list[int]] = {}
         for dead in (self._dead, self._dead_later):
             while dead:
                 live = dead.pop()
                 if self.live.pop(live.number, None) is None:
                     continue  # dropped before
                 live.aliases.refs.discard(live.number)
-                gone.setdefault(live.place, []).append(live.number)
-        for place, refs in gone.items():
-            self._append(place, (DELETE, *refs), ())
+                tape = keeper_of(self, live.number) if open_collections else None
+                gone.setdefault((live.place, tape), []).append(live.number)
+        for (place, tape), refs in gone.items():
+            (self._append if tape is None else tape.append)(place, (DELETE, *refs), ())
 
     # -- commands ---------------------------------------------------------------------------------
 
-    def emit(self, place: Place, command: Command, where: Stack) -> int:
-        """Append a command for `place`; return its number. It may wait for slow workers."""
+    def emit(self, place: Place, command: Command, where: Stack) -> None:
+        """Append a command for `place`, or keep it on a tape. It may wait for slow workers."""
         with self.lock:
             if self.ended is not None:
                 self._refuse()
-            if self._held and active.recording is not None:
-                active.recording.check(self)
-            if self._dead or len(self._dead_later) > self._later:
+            if open_collections:
+                self._bury()  # so that recordings of the same calls have the same deletions
+                tape = tape_for(self, command)
+                if tape is not None:
+                    tape.append(place, command, where)
+                    return
+            elif self._dead or len(self._dead_later) > _LATER:
                 self._bury()
-            seq = self._append(place, command, where)
-            if self._waiting >= _BATCH * self._scale and not self._held:
-                self.flush()
+            self._append(place, command, where)
+            is_full = self._waiting >= _BATCH * self._scale
+            if is_full:
+                self._send(None)
             elif not self._timed:
                 self._timed = True
                 self._begun.set()
-            return seq
+        if is_full:
+            self._catch_up()
 
-    def _append(self, place: Place, command: Command, where: Stack) -> int:
+    def _append(self, place: Place, command: Command, where: Stack) -> None:
         run = self._run
         if run is None or run.place != place.number:
             run = self._run = Run(place.number, self._seq)
@@ -304,7 +327,6 @@ class Engine:
         run.commands.append(command)
         self._seq = run.first + len(run.commands)
         self._waiting += 1
-        return self._seq - 1
 
     def _flush_late(self) -> None:
         """Send what was collected for a while; the body of a thread."""
@@ -319,6 +341,7 @@ class Engine:
                         self.flush()
             except Exception as error:  # each later operation raises it
                 self._end(error)
+        self._withdraw()
         if self._loss is not None:
             self._unwatch()
             for receiver in list(self._peers):
@@ -385,75 +408,39 @@ class Engine:
         if self.ended is None:
             self.ended = RuntimeError("the processes of this mesh have been stopped")
 
-    def hold(self) -> None:
-        """Send what is collected, and nothing more until `release` or `discard`."""
+    def splice(self, tape: Tape) -> None:
+        """Send what a tape has kept."""
         with self.lock:
-            self.flush()
-            self._held += 1
-
-    def release(self) -> None:
-        """Send what was held."""
-        with self.lock:
-            self._held -= 1
+            tape.is_open = False
+            for command, where, place in tape:
+                self._append(place, command, where)
+            self._forget_all(tape)
             self.flush()
 
-    @property
-    def is_held(self) -> bool:
-        """Whether commands are collected without being sent."""
-        return self._held > 0
-
-    def begin_recording(self) -> int:
-        """Collect commands without sending them; return a number below that of new references."""
+    def discard(self, tape: Tape, where: Stack) -> None:
+        """Send nothing of what a tape has kept but deletions; the results are dropped."""
         with self.lock:
-            self.hold()
-            self._later = 0  # so that recordings of the same calls have the same deletions
-            return self.new_ref()
+            tape.is_open = False
+            for command, _, place in tape:
+                if command[0] == DELETE:
+                    self._append(place, command, ())
+                else:
+                    self._unmake(command, where)
+            self._forget_all(tape)
+            self.flush()
 
-    def end_recording(
-        self, first: int, number: int
-    ) -> tuple[list[Command], list[Stack], list[Place]]:
-        """Return the commands since `begin_recording`, where they were issued, and their places.
-
-        They are not sent. Those that are no part of the function stay to be sent: deletions of
-        tensors that were there before (below `first`), and the first use and the end of borrows
-        that began before; the numbers of these are below `number`.
-        """
-        with self.lock:
-            runs, self._runs, self._run = self._runs, [], None
-            self._waiting = 0
-            if runs:
-                self._seq = runs[0].first
-            self._held -= 1
-            self._later = _LATER
-            commands: list[Command] = []
-            stacks: list[Stack] = []
-            places: list[Place] = []
-            for run in runs:
-                place = self._places[run.place]
-                for command, where in zip(run.commands, run.stacks, strict=True):
-                    if command[0] == DELETE:
-                        outer = tuple(ref for ref in command[1:] if ref < first)
-                        if outer:
-                            self._append(place, (DELETE, *outer), ())
-                        inner = tuple(ref for ref in command[1:] if ref >= first)
-                        if not inner:
-                            continue
-                        commands.append((DELETE, *inner))
-                    elif _is_of_borrow_before(command, number):
-                        self._append(place, command, where)
-                        continue
-                    else:
-                        commands.append(command)
-                    stacks.append(where)
-                    places.append(place)
-            return commands, stacks, places
+    def _forget_all(self, tape: Tape) -> None:
+        for plan in tape.forgotten:
+            self.forget(plan)
 
     def learn_recording(self, number: int, recorded: Recorded) -> None:
         """Let the workers know a recording before its first use."""
         for command in recorded.commands:
             if command[0] >= FIRST:
                 self.plans[command[0]].recorded = True
-        self._defined.append(("recording", number, pickle.dumps(recorded, protocol=5)))
+        pickled = pickle.dumps(recorded, protocol=5)
+        with self.lock:
+            self._defined.append(("recording", number, pickled))
 
     def tensor_of(self, ref: int) -> Tensor:
         """Return the tensor with a reference number. Raises RuntimeError if it was released."""
@@ -463,26 +450,19 @@ class Engine:
             raise RuntimeError("a compiled function used a tensor that the program has released")
         return tensor
 
-    def drop_recorded(self, first: int, where: Stack) -> None:
+    def drop_recorded(self, tape: Tape, where: Stack) -> None:
         """Drop the tensors that were made while commands were recorded: they have no values."""
-        for ref in [ref for ref in self.live if ref >= first]:
-            live = self.live.pop(ref)
-            live.aliases.refs.discard(ref)
-            tensor = live()
-            if tensor is not None:
-                tensor._aliases = Aliases()
-                tensor._aliases.drop(where)
-
-    def discard(self, where: Stack) -> None:
-        """Send nothing of what was held but deletions; the results are dropped."""
         with self.lock:
-            self._held -= 1
-            for run in self._runs:
-                for index, command in enumerate(run.commands):
-                    if command[0] != DELETE:
-                        run.commands[index] = (DELETE,)
-                        self._unmake(command, where)
-            self.flush()
+            tape.is_open = False
+            self._forget_all(tape)
+            for ref in (*tape.stand_ins, *tape.made):
+                live = self.live.pop(ref, None)
+                if live is not None:
+                    live.aliases.refs.discard(ref)
+                    tensor = live()
+                    if tensor is not None:
+                        tensor._aliases = Aliases()
+                        tensor._aliases.drop(where)
 
     def _unmake(self, command: Command, where: Stack) -> None:
         """Drop the results of a command that is not sent."""
@@ -496,35 +476,60 @@ class Engine:
         with self.lock:
             if self._dead or self._dead_later:
                 self._bury()
-            if not self._runs or self._held:
-                return
-            self._send(None)
-            while len(self._outstanding) > _AHEAD:
-                self._await(self._outstanding.popleft())
+            if self._runs:
+                self._send(None)
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Wait while too much is unconfirmed."""
+        while excess := self._excess():
+            asked = excess[0]
+            try:
+                reports = asked.get()
+            except Exception:
+                self._taken(asked)
+                raise
+            with self.lock:
+                if self._taken(asked):
+                    self.settle(reports)
+
+    def _taken(self, asked: Future[Any]) -> bool:
+        """Take the oldest confirmation out, unless another thread that waited for it has."""
+        with self.lock:
+            is_there = bool(self._outstanding) and self._outstanding[0] is asked
+            if is_there:
+                self._outstanding.popleft()
+            return is_there
 
     def new_call(self) -> int:
         """Return a number for a call of actors with tensors.
 
-        Raises NotImplementedError while operations are collected without being sent.
+        Raises NotImplementedError while this context collects operations without sending them.
         """
-        if self._held:
-            raise NotImplementedError("NYI: calling actors with tensors in a coalescing block")
+        if active().collection is not None:
+            raise NotImplementedError(_NO_CALL)
         return next(self._calls)
 
     def share(self, tensor: Tensor, key: Key, ranks: tuple[int, ...], where: Stack) -> None:
-        """Let actors on `ranks` have the local tensors; they ask for `key`."""
-        self.emit(tensor._place, (SHARE, key, tensor._ref, ranks), where)
+        """Let actors on `ranks` have the local tensors; they ask for `key`.
+
+        Raises NotImplementedError if an operation that is not sent yet makes the tensor.
+        """
+        with self.lock:
+            if tape_of(self, (tensor._ref,)) is not None:
+                raise NotImplementedError(_NO_CALL)
+            self.emit(tensor._place, (SHARE, key, tensor._ref, ranks), where)
 
     def push(self) -> None:
         """Send what is collected, before a call of an actor.
 
         It waits neither for confirmations nor for another thread, which may be sending already.
         """
-        if not self._runs or self._held or self.ended is not None:
+        if not self._runs or self.ended is not None:
             return
         if self.lock.acquire(blocking=False):
             try:
-                if self._runs and not self._held:
+                if self._runs:
                     self._send(None)
             except Exception as error:  # the processes are lost: each later operation raises it
                 self._end(error)
@@ -598,7 +603,7 @@ class Engine:
         with self.lock:
             if self.ended is not None:
                 self._refuse()
-            if self._held:
+            if active().collection is not None or tape_of(self, refs) is not None:
                 raise NotImplementedError(
                     "NYI: fetching results during a coalescing block, or in a compiled function, "
                     "which have not sent their operations yet: fetch after it"
@@ -680,27 +685,8 @@ class Engine:
                 self.procs.stop().get()
 
 
-@functools.lru_cache(maxsize=1)
-def _push_before_calls(_process: int) -> None:
-    """From now on, send what is collected before each call of an actor; see `Engine.push`."""
-
-    def push() -> None:
-        for engine in tuple(_engines):
-            if engine._runs:  # most have nothing to send, and some have ended
-                engine.push()
-
-    _spi.before_calls(push)
-
-
 def _nothing() -> None:
     """Do nothing: no stop of processes is awaited."""
-
-
-def _is_of_borrow_before(command: Command, number: int) -> bool:
-    """Whether a command uses or ends a borrow whose number is below `number`."""
-    if command[0] == BORROW:
-        return bool(command[2] < number)
-    return command[0] in (RETURN, RECLAIM) and command[1] < number
 
 
 _counter = itertools.count()

@@ -53,7 +53,7 @@ def fetch_shard(obj: T, shard: dict[str, int] | None = None, **coordinates: int)
     tensor: Any = obj
     if type(tensor) is Tensor:
         place = tensor._place
-        if not tensor._aliases.usable or place.stream is not (active.stream or main):
+        if not tensor._aliases.usable or place.stream is not (active().stream or main):
             place = place_of_call("fetch_shard", (obj,), {}, [obj])
         rank = rank_of(place.mesh, shard, coordinates)
         return request(place, ("value", (rank,), tensor._ref), rank, (tensor._ref,))

@@ -24,7 +24,7 @@ def record_memory_history() -> None:
     While a mesh is active, in each of its processes. Raise `RuntimeError` in a process without a
     CUDA device, since torch has no record of main memory: on a mesh as an error of the operation.
     """
-    if active.mesh is None:
+    if active().mesh is None:
         _record()
     else:
         _record_remote()
@@ -37,7 +37,7 @@ def dump_memory_snapshot(*args: Any, dir_snapshots: str, **kwargs: Any) -> str |
     process does; return its path. Other arguments are those of torch's snapshot (`device`). Raise
     `RuntimeError` as `record_memory_history` does.
     """
-    if active.mesh is None:
+    if active().mesh is None:
         return _dump(*args, dir_snapshots=dir_snapshots, **kwargs)
     _dump_remote(*args, dir_snapshots=dir_snapshots, **kwargs)
     return None

@@ -12,19 +12,19 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any, NoReturn, cast
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 
 from monarch._spi import MeshTrait
 from monarch._tensors import data, direct
 from monarch._tensors.absent import Absent
-from monarch._tensors.active import Guard, active
+from monarch._tensors.active import Guard, active, enter, leave
 from monarch._tensors.core.cache import Cache
 from monarch._tensors.core.metadata import Metadata
 from monarch._tensors.core.reduction import Reduction
 from monarch._tensors.core.special import COORDINATE
-from monarch._tensors.dispatch import dispatch
 from monarch._tensors.engine import Engine
 from monarch._tensors.gradient import context_history
+from monarch._tensors.mode import push, see, stand, when_seen
 from monarch._tensors.place import Place
 from monarch._tensors.stream import Stream, get_active_stream, on_stream_change
 from monarch._tensors.tensor import Tensor
@@ -78,7 +78,6 @@ class DeviceMesh(MeshTrait):
         self.is_whole = list(processes) == list(range(len(client.procs)))
         self.reductions: Cache[Reduction] = Cache(_REDUCTIONS, lambda _: None)
         self._places: dict[Stream, Place] = {}
-        self._active: list[Guard] = []
 
     # -- the mesh ---------------------------------------------------------------------------------
 
@@ -118,18 +117,19 @@ class DeviceMesh(MeshTrait):
     def activate(self) -> Guard:
         """Make this the active mesh, from this call on.
 
-        Operations of torch in this thread, factories among them, then run on all its processes.
-        Leaving a ``with`` block restores the mesh that was active before; without one, `deactivate`
-        does.
+        Operations of torch in this task of asyncio, or this thread, factories among them, then run
+        on all its processes. Tasks and callbacks that are made meanwhile inherit it, as do threads
+        of `asyncio.to_thread`; other threads do not. Leaving a ``with`` block restores the mesh
+        that was active before; without one, `deactivate` does.
         """
-        guard = activate(self)
-        self._active.append(guard)
-        return guard
+        return activate(self)
 
     def deactivate(self) -> None:
         """End the last activation of this mesh that still lasts."""
-        if self._active:
-            self._active.pop().__exit__(None, None, None)
+        for guard, name, value in reversed(active().entries):
+            if name == "mesh" and value is self:
+                cast("Guard", guard).__exit__()
+                return
 
     # -- tensors ----------------------------------------------------------------------------------
 
@@ -209,56 +209,42 @@ def mesh_of(
 # -- what is active -------------------------------------------------------------------------------
 
 
-class _Mode(TorchDispatchMode):  # type: ignore[misc]  # torch is optional
-    """Sends the operations of a thread to a mesh."""
-
-    def __init__(self, mesh: DeviceMesh) -> None:
-        super().__init__()
-        self.mesh = mesh
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # the wrapper that torch would add costs as much as the dispatch
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return dispatch(func, args, kwargs or {}, self.mesh)
-
-
 def activate(mesh: DeviceMesh | None) -> Guard:
     """Make `mesh`, or no mesh, the active one; the guard restores what was active."""
-    old = active.mesh
-    modes = active.mode, active.index, active.depth
-    entered = contextlib.ExitStack()
-    if mesh is not None:
-        entered.enter_context(mesh.client.beneath())
-    # Without a mode a local operation enters no Python; a distributed tensor dispatches itself.
-    mode = _Mode(mesh) if mesh is not None else None
-    entered.enter_context(mode or _disable_current_modes())
-    active.mode, active.depth = mode, torch._C._len_torch_dispatch_stack()
-    for index in range(active.depth):
-        if torch._C._get_dispatch_stack_at(index) is mode:
-            active.index = index
-    _change(mesh)
+    old: DeviceMesh | None = active().mesh
+    beneath = contextlib.ExitStack()
+    presence: object = None
+    if mesh is not None and mesh.client.is_simulated:
+        beneath.enter_context(mesh.client.beneath())
+        presence = push()
+    elif mesh is not None:
+        presence = stand()
+    elif old is not None and old.client.is_simulated:
+        beneath.enter_context(_disable_current_modes())
+    guard = Guard()
+    enter(guard, "mesh", mesh, presence)
+    _changed(old)
 
     def end() -> None:
-        entered.close()
-        active.mode, active.index, active.depth = modes
-        _change(old)
+        before = active().mesh
+        leave(guard)
+        beneath.close()
+        _changed(before)
 
-    return Guard(end)
+    guard.end = end
+    return guard
 
 
-def _change(mesh: DeviceMesh | None) -> None:
-    old, active.mesh = active.mesh, mesh
-    _note()
+def _changed(old: DeviceMesh | None) -> None:
+    see()
     for callback in on_mesh_change:
-        callback(old, mesh)
+        callback(old, active().mesh)
 
 
-def _note(*_streams: Stream) -> None:
-    """Let the backward of the operations from now on run on what is active now."""
-    mesh, stream = active.mesh, get_active_stream()
-    context_history.note(lambda: _both(mesh, stream))
+def _note(number: int) -> None:
+    """Let the backward of the operations from a number on run on what is active now."""
+    mesh, stream = active().mesh, get_active_stream()
+    context_history.note(lambda: _both(mesh, stream), number)
 
 
 @contextlib.contextmanager
@@ -267,7 +253,8 @@ def _both(mesh: DeviceMesh | None, stream: Stream) -> Generator[None, None, None
         yield
 
 
-on_stream_change.append(_note)
+when_seen.append(_note)
+on_stream_change.append(lambda _old, _new: see())
 direct.define()
 data.define()
 
@@ -285,8 +272,8 @@ no_mesh = _NoMesh()
 
 
 def get_active_mesh() -> DeviceMesh:
-    """Return the mesh that is active in this thread. Raises ValueError if none is."""
-    if active.mesh is None:
+    """Return the mesh that is active in this task or thread. Raises ValueError if none is."""
+    mesh: DeviceMesh | None = active().mesh
+    if mesh is None:
         raise ValueError("no device mesh is active: use `with mesh.activate():`")
-    mesh: DeviceMesh = active.mesh
     return mesh

@@ -28,7 +28,7 @@ __all__ = ["explain", "place_at", "place_of_call", "refuse"]
 
 def place_at(tensors: Sequence[Tensor], mesh: DeviceMesh | None) -> Place | None:
     """Return where an operation runs: at its first tensor, on the active stream."""
-    stream = active.stream or main
+    stream = active().stream or main
     if tensors:
         place: Place = tensors[0]._place
         if place.stream is not stream:
@@ -42,7 +42,7 @@ def place_at(tensors: Sequence[Tensor], mesh: DeviceMesh | None) -> Place | None
 def place_of_call(name: str, args: Any, kwargs: Any, tensors: list[Any]) -> Place:
     """Return where a remote function runs; raises `Misplaced` unless its tensors are there."""
     distributed = [tensor for tensor in tensors if type(tensor) is Tensor]
-    place = place_at(distributed, active.mesh)
+    place = place_at(distributed, active().mesh)
     if place is None:
         raise explain(name, args, kwargs, None, None)
     for tensor in tensors:
@@ -51,7 +51,7 @@ def place_of_call(name: str, args: Any, kwargs: Any, tensors: list[Any]) -> Plac
             or tensor._place is not place
             or not tensor._aliases.may_read()
         ):
-            raise explain(name, args, kwargs, active.mesh, place)
+            raise explain(name, args, kwargs, active().mesh, place)
     return place
 
 
@@ -87,7 +87,7 @@ def explain(
 
 def refuse(function: str, tensor: Any, keyword: str, reason: str) -> Misplaced:
     """Return the error that `tensor` is no argument for `function`, for one reason."""
-    return _error(function, (tensor,), {}, active.mesh, {id(tensor): f"{keyword}: {reason}"}, "")
+    return _error(function, (tensor,), {}, active().mesh, {id(tensor): f"{keyword}: {reason}"}, "")
 
 
 def _error(
@@ -104,8 +104,8 @@ def _error(
     lines = [
         "Incorrect arguments to monarch operation:",
         f"  {name}({', '.join(shown)})",
-        f"  active_mesh = {mesh if mesh is not None else active.mesh!r}",
-        f"  active_stream = {active.stream or main}",
+        f"  active_mesh = {mesh if mesh is not None else active().mesh!r}",
+        f"  active_stream = {active().stream or main}",
     ]
     lines += [f"  {marks[key]}: {reason}" for key, reason in reasons.items()]
     if overall:

@@ -52,7 +52,7 @@ class Pipe:
     """
 
     def __init__(self, fn: Remote, max_messages: int, args: Any, kwargs: Any) -> None:
-        mesh = active.mesh
+        mesh = active().mesh
         if mesh is None:
             raise ValueError("a pipe needs an active mesh: use `with mesh.activate():`")
         if any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves((args, kwargs))):

@@ -83,7 +83,7 @@ class _Halves(ControllerRemoteClass):
 
     def __init__(self, cls: Any, *args: Any, **kwargs: Any) -> None:
         self._here: Any = None
-        if active.mesh is None:
+        if active().mesh is None:
             self._here = cls(*args, **kwargs)
         else:
             super().__init__(f"{cls.__module__}.{cls.__qualname__}", *args, **kwargs)

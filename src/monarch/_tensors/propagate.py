@@ -35,8 +35,6 @@ __all__ = [
     "propagate",
 ]
 
-_mode: FakeTensorMode | None = None
-
 
 class NeedsValue(DataDependentOutputException, ValueError):  # type: ignore[misc]  # of torch
     """An operator needs the values of a distributed tensor in the client."""
@@ -65,6 +63,8 @@ class NeedsShape(DynamicOutputShapeException, ValueError):  # type: ignore[misc]
 
 class _State(threading.local):
     propagating = False
+    is_quiet = False
+    mode: FakeTensorMode | None = None
 
 
 _state = _State()
@@ -75,12 +75,15 @@ def is_propagating() -> bool:
     return _state.propagating
 
 
+# Torch would write a page of text about each shape that does not fit.
+logging.getLogger("torch._subclasses.fake_tensor").addFilter(lambda _: not _state.is_quiet)
+
+
 def fake_mode() -> FakeTensorMode:
-    """Return the mode of this process; all fakes belong to it."""
-    global _mode
-    if _mode is None:
-        _mode = FakeTensorMode()
-    return _mode
+    """Return the mode of this thread, to which all its fakes belong."""
+    if _state.mode is None:
+        _state.mode = FakeTensorMode()
+    return _state.mode
 
 
 def fake_of(meta: Metadata) -> torch.Tensor:
@@ -140,9 +143,7 @@ def plan_of_operator(
     given = pytree.tree_map(
         lambda leaf: filled[leaf.index] if type(leaf) is Operand else leaf, (args, kwargs)
     )
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    quiet = logger.disabled
-    logger.disabled = True  # a page of text about each shape that does not fit
+    before, _state.is_quiet = _state.is_quiet, True
     try:
         with _disable_current_modes(), torch.no_grad(), fake_mode():
             returned = function(*given[0], **given[1])
@@ -161,7 +162,7 @@ def plan_of_operator(
             "the tensor with monarch.inspect(tensor)",
         ) from None
     finally:
-        logger.disabled = quiet
+        _state.is_quiet = before
     written, same = _written_by(function, given, fakes)
     return _plan(function, args, kwargs, positions, fakes, metas, returned, written, same)
 

@@ -23,24 +23,26 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from monarch._tensors.active import active
+from monarch._tensors.active import active, enter, leave
 from monarch._tensors.core.aliases import Aliases, Stack
 from monarch._tensors.core.cache import structure_key
 from monarch._tensors.core.metadata import Metadata
 from monarch._tensors.core.recorded import Recorded
 from monarch._tensors.core.special import (
+    BORROW,
     CONSTANT,
     COORDINATE,
     RECEIVE,
     RECLAIM,
     REDUCE,
     REPLAY,
+    RETURN,
     SEND,
     new_number,
     number_of,
@@ -50,9 +52,9 @@ from monarch._tensors.engine import engines
 from monarch._tensors.mesh import no_mesh
 from monarch._tensors.misplaced import explain, place_at, refuse
 from monarch._tensors.stream import main
+from monarch._tensors.tape import Collection, Tape, open_collections, tape_of
 from monarch._tensors.tensor import Tensor, new_tensor
 from monarch._tensors.where import here, text_of
-from monarch.actor import SupervisionError
 
 if TYPE_CHECKING:
     from monarch._tensors.borrow import Borrow
@@ -62,23 +64,6 @@ if TYPE_CHECKING:
 __all__ = ["compile"]
 
 _numbers = itertools.count()
-
-
-@dataclass(eq=False)
-class _Tape:
-    """The commands that a function issued to one engine while it was recorded.
-
-    Attributes:
-        own: the number below all references that were made since, stand-ins included.
-        first: the number below the references that the function made.
-    """
-
-    engine: Engine
-    own: int
-    first: int = 0
-    commands: list[Command] = field(default_factory=list)
-    stacks: list[Stack] = field(default_factory=list)
-    places: list[Place] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -138,8 +123,9 @@ def compile(fn: Callable[..., Any] | None = None, verify: bool = True) -> Any:  
     makes and does not return are dropped.
 
     `fn` may use several streams, and several meshes that were used before, also of several
-    `spawn_procs`: then the processes of each get one command. While it records, other threads that
-    use distributed tensors wait.
+    `spawn_procs`: then the processes of each get one command. Other tasks and threads go on while
+    it records. What they do is no part of it, unless they use a tensor that it made or was given,
+    as the threads do in which autograd computes a backward.
 
     Args:
         fn: a function of tensors and hashable values.
@@ -158,16 +144,13 @@ def compile(fn: Callable[..., Any] | None = None, verify: bool = True) -> Any:  
     def compiled(*args: Any, **kwargs: Any) -> Any:
         leaves, spec = pytree.tree_flatten((args, kwargs))
         tensors: list[Any] = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        if not tensors and active.mesh is None:
+        if not tensors and active().mesh is None:
             return fn(*args, **kwargs)
         _check(name, args, kwargs, tensors)
-        used = {tensor._place.engine for tensor in tensors}
-        if active.mesh is not None:
-            used.add(active.mesh.client)
-        if any(engine.is_held for engine in used):
+        if active().collection is not None or _is_collected(tensors):
             return fn(*args, **kwargs)  # a part of another recording, or of a coalesced block
         _refuse_gradients(name, tensors)
-        key = (structure_key(spec), active.mesh, active.stream or main, _kind(leaves))
+        key = (structure_key(spec), active().mesh, active().stream or main, _kind(leaves))
         try:
             known = recordings.setdefault(key, [])
         except TypeError as error:
@@ -188,14 +171,22 @@ def compile(fn: Callable[..., Any] | None = None, verify: bool = True) -> Any:  
     return compiled
 
 
+def _is_collected(tensors: Sequence[Any]) -> bool:
+    """Whether an operation that is not sent yet makes one of these tensors."""
+    if not open_collections:
+        return False
+    pairs = [(tensor._place.engine, tensor._ref) for tensor in tensors]
+    return any(tape_of(engine, (ref,)) is not None for engine, ref in pairs)
+
+
 def _check(name: str, args: Any, kwargs: Any, tensors: Sequence[Any]) -> None:
     """Raise `Misplaced` unless all tensors are distributed, and may be read."""
     for tensor in tensors:
         if type(tensor) is not Tensor:
             far = [other for other in tensors if type(other) is Tensor]
-            raise explain(name, args, kwargs, active.mesh, place_at(far, active.mesh))
+            raise explain(name, args, kwargs, active().mesh, place_at(far, active().mesh))
         if not tensor._aliases.may_read():
-            raise explain(name, (tensor,), {}, active.mesh, tensor._place)
+            raise explain(name, (tensor,), {}, active().mesh, tensor._place)
 
 
 def _kind(leaves: Sequence[Any]) -> tuple[Any, ...]:
@@ -220,13 +211,12 @@ def _overlap(tensors: Sequence[Tensor], captured: Sequence[Tensor]) -> list[int 
     ]
 
 
-def _stand_ins(leaves: Sequence[Any]) -> dict[int, Tensor]:
+def _stand_ins(session: Session, leaves: Sequence[Any]) -> dict[int, Tensor]:
     """Return tensors in the place of the arguments, by the identity of these."""
     made: dict[int, Tensor] = {}
     for leaf in leaves:
         if type(leaf) is Tensor and id(leaf) not in made:
-            stand_in = leaf._place.engine.tensor(leaf._meta, leaf._place, leaf._aliases)
-            made[id(leaf)] = stand_in.requires_grad_() if leaf.requires_grad else stand_in
+            made[id(leaf)] = session.stand_in(leaf)
     return made
 
 
@@ -244,71 +234,68 @@ def _refuse_gradients(name: str, tensors: Sequence[Any]) -> None:
 # -- recording ------------------------------------------------------------------------------------
 
 
-class Session:
+class Session(Collection):
     """A function that is recorded: what it issues to any engine is kept instead of sent.
 
     Args:
         name: the name of the function.
 
     Attributes:
-        tapes: what it issued, by engine.
         borrows: those that it began.
-        first_number: the number below those of its copies and borrows.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.tapes: dict[Engine, _Tape] = {}
-        self.borrows: list[Borrow] = []
-        self.first_number = new_number()
+    is_recording = True
 
-    def check(self, engine: Engine) -> None:
-        """Raise RuntimeError for an engine whose operations another thread holds."""
-        if engine not in self.tapes:
-            raise RuntimeError(
-                f"{self.name} uses {engine.procs}, whose operations another thread collects in a "
-                "coalescing block; call it after that"
-            )
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.borrows: list[Borrow] = []
+        self._first_number = new_number()
+        for engine in engines():
+            self.tape(engine)
+
+    def takes(self, command: Command) -> bool:
+        """Leave out the first use and the end of a borrow that began before."""
+        if command[0] == BORROW:
+            return bool(command[2] >= self._first_number)
+        return command[0] not in (RETURN, RECLAIM) or command[1] >= self._first_number
+
+    def keeps(self, tape: Tape, ref: int) -> bool:
+        """Whether the function has made a value that is deleted."""
+        return tape.makes((ref,))
+
+    def stand_in(self, tensor: Tensor) -> Tensor:
+        """Return a tensor in the place of an argument."""
+        place = tensor._place
+        made: Tensor = place.engine.tensor(tensor._meta, place, tensor._aliases)
+        self.tape(place.engine).stand_ins.add(made._ref)
+        if tensor.requires_grad:
+            made.requires_grad_()
+        return made
 
     @contextlib.contextmanager
     def hold(self) -> Generator[None, None, None]:
-        """Collect the operations on all engines; those of other threads wait."""
-        with contextlib.ExitStack() as locks:
-            # In one order, and each without unsent commands, so that no thread waits for this one.
-            for engine in sorted(engines(), key=lambda engine: engine.serial):
-                locks.enter_context(engine.lock)
-                if engine.is_held:
-                    continue
-                with contextlib.suppress(SupervisionError):  # its next operation raises it, too
-                    engine.flush()
-                if not engine.has_ended():
-                    self.tapes[engine] = _Tape(engine, engine.new_ref())
+        """Keep what the function makes within the ``with`` block, and drop it at its end."""
+        with self:
             try:
                 yield
             finally:
                 for tape in self.tapes.values():
-                    tape.engine.drop_recorded(tape.own, here())
+                    tape.engine.drop_recorded(tape, here())
 
     def run(self, function: Callable[[], Any]) -> Any:
         """Call `function()`, and keep what it issues on the tapes.
 
         Raises RuntimeError if it has not dropped a borrow that it began.
         """
-        begun: list[_Tape] = []
+        enter(self, "collection", self)
         try:
-            for tape in self.tapes.values():
-                tape.first = tape.engine.begin_recording()
-                begun.append(tape)
-            active.recording = self
             result = function()
         except BaseException:
             self._abandon()
             raise
         finally:
-            active.recording = None
-            for tape in begun:
-                ended = tape.engine.end_recording(tape.first, self.first_number)
-                tape.commands, tape.stacks, tape.places = ended
+            leave(self)
         left = self._abandon()
         if left:
             raise RuntimeError(
@@ -316,6 +303,25 @@ class Session:
                 f"function returns. It began here:\n{left[0].traceback_string}"
             )
         return result
+
+    def close(self) -> list[Tape]:
+        """End the tapes, and return them; deletions of what was there before are sent."""
+        for tape in self.tapes.values():
+            with tape.engine.lock:
+                tape.is_open = False
+                kept = list(tape)
+                tape.commands, tape.stacks, tape.places = [], [], []
+                for command, where, place in kept:
+                    if command[0] == DELETE:
+                        outer = tuple(ref for ref in command[1:] if not tape.makes((ref,)))
+                        if outer:
+                            tape.engine.emit(place, (DELETE, *outer), where)
+                        inner = tuple(ref for ref in command[1:] if ref not in outer)
+                        if inner:
+                            tape.append(place, (DELETE, *inner), where)
+                    else:
+                        tape.append(place, command, where)
+        return list(self.tapes.values())
 
     def _abandon(self) -> list[Borrow]:
         """Take back the borrows that were not dropped; return them."""
@@ -329,7 +335,7 @@ def _record(name: str, fn: Callable[..., Any], given: Sequence[Any], shape: Any)
     """Run `fn` and keep its commands instead of sending them."""
     session = Session(name)
     with session.hold():
-        stand_ins = _stand_ins(given)
+        stand_ins = _stand_ins(session, given)
         tensors = [stand_ins[id(leaf)] for leaf in given if id(leaf) in stand_ins]
         args, kwargs = pytree.tree_unflatten(
             [stand_ins.get(id(leaf), leaf) for leaf in given], shape
@@ -340,7 +346,8 @@ def _record(name: str, fn: Callable[..., Any], given: Sequence[Any], shape: Any)
         _refuse_gradients(name, results)
         captured: list[Tensor] = []
         written: set[Tensor] = set()
-        for tape in session.tapes.values():
+        tapes = session.close()
+        for tape in tapes:
             captured += _captured(tape, tensors, results, written)
         outer = [*tensors, *captured]
         outputs: list[tuple[Metadata, Place, int | None]] = []
@@ -352,7 +359,6 @@ def _record(name: str, fn: Callable[..., Any], given: Sequence[Any], shape: Any)
             shown.append(Operand(len(outputs)))
             shares = _shares(leaf, outer, results[: len(outputs)])
             outputs.append((leaf._meta, leaf._place, shares))
-        tapes = list(session.tapes.values())
         parts = [part for tape in tapes if (part := _part(tape, outer, results)) is not None]
         numbers = tuple(n for n, tensor in enumerate(outer) if tensor in written)
         overlap = _overlap(tensors, captured)
@@ -363,7 +369,7 @@ def _record(name: str, fn: Callable[..., Any], given: Sequence[Any], shape: Any)
 
 
 def _captured(
-    tape: _Tape, arguments: Sequence[Tensor], results: Sequence[Tensor], written: set[Tensor]
+    tape: Tape, arguments: Sequence[Tensor], results: Sequence[Tensor], written: set[Tensor]
 ) -> list[Tensor]:
     """Return the tensors of other origin that a tape uses; add those that are written."""
     engine = tape.engine
@@ -372,10 +378,10 @@ def _captured(
     changed: set[int] = set()
     for command in tape.commands:
         reads, defines = engine.history.references(command)
-        used.update((ref, None) for ref in reads if ref < tape.first and ref not in given)
-        changed.update(ref for ref in defines if ref < tape.first)
+        used.update((ref, None) for ref in reads if ref not in tape.made and ref not in given)
+        changed.update(ref for ref in defines if ref not in tape.made)
     for tensor in results:
-        if tensor._place.engine is engine and tensor._ref < tape.first:
+        if tensor._place.engine is engine and tensor._ref not in tape.made:
             used.setdefault(tensor._ref)
     found = {ref: engine.tensor_of(ref) for ref in used if ref not in given}
     outer = {**given, **found}
@@ -383,7 +389,7 @@ def _captured(
     return list(found.values())
 
 
-def _part(tape: _Tape, outer: Sequence[Tensor], results: Sequence[Tensor]) -> _Part | None:
+def _part(tape: Tape, outer: Sequence[Tensor], results: Sequence[Tensor]) -> _Part | None:
     """Let the processes of an engine know their recording; None if they have nothing to do."""
     engine = tape.engine
     given = [n for n, tensor in enumerate(outer) if tensor._place.engine is engine]
@@ -426,7 +432,7 @@ def _replay(name: str, recording: _Recording, tensors: Sequence[Tensor]) -> Any:
     outer = [*tensors, *recording.captured]
     for tensor in outer:
         if not tensor._aliases.may_read():
-            raise explain(name, (tensor,), {}, active.mesh, tensor._place)
+            raise explain(name, (tensor,), {}, active().mesh, tensor._place)
     changed: dict[Place, set[int]] = {}
     for number in recording.written:
         tensor = outer[number]
@@ -478,7 +484,7 @@ _CONSTANTS = {
 """The places of what is neither a reference nor a number in special commands."""
 
 
-def _forms(tapes: Sequence[_Tape], tensors: Sequence[Tensor]) -> list[Any]:
+def _forms(tapes: Sequence[Tape], tensors: Sequence[Tensor]) -> list[Any]:
     """Return the commands in a form that is equal for equal recordings.
 
     Each reference that the function made is replaced by where it comes from, as are the numbers of
@@ -513,7 +519,7 @@ def _forms(tapes: Sequence[_Tape], tensors: Sequence[Tensor]) -> list[Any]:
                 others = [given[n] for n in range(len(given)) if n not in plan.tensors]
                 constants += [part for part in others if type(part) is not tuple]
             sources = [origins.get(ref, ref) for ref in reads]
-            for at, ref in enumerate(ref for ref in defines if ref > tape.first):
+            for at, ref in enumerate(ref for ref in defines if ref in tape.made):
                 origins.setdefault(ref, ("made", count, at))
             forms.append((command[0], sources, constants))
             count += 1

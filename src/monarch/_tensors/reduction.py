@@ -87,7 +87,7 @@ def reduce_one(
     if kind not in REDUCTIONS:
         raise ValueError(f"reduction must be one of {', '.join(REDUCTIONS)}, not {kind!r}")
     if type(tensor) is not Tensor:
-        raise explain("reduce", (tensor,), {}, active.mesh, None)
+        raise explain("reduce", (tensor,), {}, active().mesh, None)
     if isinstance(dims, int):
         raise TypeError(
             f"reduce needs names of dimensions of {tensor.mesh!r}, not {dims}: for a dimension of "
@@ -116,7 +116,7 @@ def reduce_one(
             or target._place is not place
             or not target._aliases.may_read()
         ):
-            raise explain("reduce", targets, {}, active.mesh, place)
+            raise explain("reduce", targets, {}, active().mesh, place)
         if target.requires_grad and torch.is_grad_enabled():
             raise refuse(
                 "reduce",

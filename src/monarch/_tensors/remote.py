@@ -106,7 +106,7 @@ class Remote:
                 engine.cache.put(known, plan)
         for number in plan.written:
             if not tensors[number]._aliases.writable:
-                raise explain(self._name(), args, kwargs, active.mesh, place, plan)
+                raise explain(self._name(), args, kwargs, active().mesh, place, plan)
         result = issue(plan, place, tensors, [t._ref for t in tensors], here())
         for number in plan.written:
             torch.autograd.graph.increment_version(tensors[number])
@@ -257,7 +257,7 @@ class Remote:
         _spi.start_thread("monarch-tensors-send", pass_on)
 
     def _asked(self, args: Any, kwargs: Any) -> tuple[Place, tuple[int, ...], Any]:
-        mesh = active.mesh
+        mesh = active().mesh
         if mesh is None:
             raise ValueError(
                 "Calling a 'remote' monarch function requires an active proc_mesh: use "

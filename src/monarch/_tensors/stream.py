@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from monarch._tensors.active import Guard, active
+from monarch._tensors.active import Guard, active, enter, leave
 
 if TYPE_CHECKING:
     from monarch._tensors.borrow import Borrow
@@ -74,18 +74,26 @@ main = Stream("main", _default=True)
 
 
 def get_active_stream() -> Stream:
-    """Return the active stream of this thread; at first a stream called "main"."""
-    stream: Stream = active.stream or main
+    """Return the active stream of this task or thread; at first a stream called "main"."""
+    stream: Stream = active().stream or main
     return stream
 
 
-def _activate(stream: Stream | None) -> Guard:
-    old = active.stream
-    _change(stream)
-    return Guard(lambda: _change(old))
+def _activate(stream: Stream) -> Guard:
+    old = get_active_stream()
+    guard = Guard()
+    enter(guard, "stream", stream)
+    _changed(old)
+
+    def end() -> None:
+        before = get_active_stream()
+        leave(guard)
+        _changed(before)
+
+    guard.end = end
+    return guard
 
 
-def _change(stream: Stream | None) -> None:
-    old, active.stream = active.stream, stream
+def _changed(old: Stream) -> None:
     for callback in on_stream_change:
-        callback(old or main, stream or main)
+        callback(old, get_active_stream())

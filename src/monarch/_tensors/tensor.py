@@ -56,7 +56,7 @@ class Tensor(torch.Tensor):  # type: ignore[misc]  # torch is optional, see pypr
     _meta: Metadata
     _place: Place
     _aliases: Aliases
-    _issue: Callable[..., Any]  # `dispatch.dispatch`, which imports this module
+    _issue: Callable[..., Any]  # of `mode`, which imports this module
 
     delete_ref = Absent("use drop()")
 
@@ -64,7 +64,7 @@ class Tensor(torch.Tensor):  # type: ignore[misc]  # torch is optional, see pypr
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return cls._issue(func, args, kwargs or {}, None)
+        return cls._issue(func, args, kwargs or {})
 
     @property
     def mesh(self) -> DeviceMesh:

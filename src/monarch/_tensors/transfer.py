@@ -96,7 +96,7 @@ def _copied(leaf: Any, mesh: DeviceMesh | ProcMesh, stream: Stream | None) -> An
     if type(leaf) is Tensor:
         return _copy(leaf, leaf.mesh, mesh, stream)
     if isinstance(leaf, torch.Tensor):
-        raise explain("to_mesh", (leaf,), {}, active.mesh, None)
+        raise explain("to_mesh", (leaf,), {}, active().mesh, None)
     if isinstance(leaf, torch.nn.Module):
         with _disable_current_modes():  # local tensors are read, maybe while a mesh is active
             move(leaf, lambda tensor: _part(tensor, mesh, stream))
@@ -128,7 +128,7 @@ def _copy(
 ) -> Tensor:
     mesh = _mesh_of(target)
     if not tensor._aliases.may_read():
-        raise explain("to_mesh", (tensor,), {}, active.mesh, tensor._place)
+        raise explain("to_mesh", (tensor,), {}, active().mesh, tensor._place)
     if tensor.requires_grad and torch.is_grad_enabled():
         raise refuse(
             "to_mesh",

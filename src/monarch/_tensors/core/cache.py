@@ -7,6 +7,7 @@ without the bookkeeping of an exact order.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
 
@@ -32,6 +33,7 @@ class Cache(Generic[V]):
         self._forgotten = forgotten
         self._young: dict[Hashable, V] = {}
         self._old: dict[Hashable, V] = {}
+        self._lock = threading.Lock()
 
     def get(self, key: Hashable) -> V | None:
         """Return the value of `key`, or None. Raises TypeError if it cannot be hashed."""
@@ -45,13 +47,14 @@ class Cache(Generic[V]):
 
     def put(self, key: Hashable, value: V) -> None:
         """Keep `value`, which must not be None."""
-        young = self._young
-        if len(young) >= self._size:
-            old, self._old = self._old, young
-            young = self._young = {}
-            for value_of_old in old.values():
-                self._forgotten(value_of_old)
-        young[key] = value
+        forgotten: dict[Hashable, V] = {}
+        if len(self._young) >= self._size:
+            with self._lock:
+                if len(self._young) >= self._size:  # no other thread was first
+                    forgotten, self._old, self._young = self._old, self._young, {}
+        for value_of_old in forgotten.values():
+            self._forgotten(value_of_old)
+        self._young[key] = value
 
 
 def structure_key(spec: Any) -> Any:

@@ -94,5 +94,5 @@ def interned(*key: Any) -> Metadata:
     if found is None:
         if len(_interned) >= _KEPT:
             _interned.clear()
-        found = _interned[key] = Metadata(*key)
+        found = _interned.setdefault(key, Metadata(*key))  # two threads get one object
     return found

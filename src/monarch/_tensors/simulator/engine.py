@@ -83,6 +83,14 @@ def set_meta(new_value: Any) -> Generator[None, None, None]:
         _tags.values = old
 
 
+class _Tagged(list[tuple[CodeType, int]]):
+    """Where the program issued a command, and with which tags."""
+
+    def __init__(self, where: Stack, tags: tuple[str, ...]) -> None:
+        super().__init__(where)
+        self.tags = tags
+
+
 class SimulatedEngine(Engine):
     """An engine that sends its batches to `SimulatedWorkers`.
 
@@ -145,10 +153,14 @@ class SimulatedEngine(Engine):
             finally:
                 self._finish()
 
-    def _append(self, place: Place, command: EngineCommand, where: Stack) -> int:
-        seq = super()._append(place, command, where)
-        self._notes[seq] = (where, _tags.values)
-        return seq
+    def emit(self, place: Place, command: EngineCommand, where: Stack) -> None:
+        """Append a command, with the tags that it has now; it may stay on a tape for a while."""
+        super().emit(place, command, _Tagged(where, _tags.values))
+
+    def _append(self, place: Place, command: EngineCommand, where: Stack) -> None:
+        super()._append(place, command, where)
+        tags = where.tags if isinstance(where, _Tagged) else _tags.values
+        self._notes[self._seq - 1] = (where, tags)
 
     def at(self, number: int) -> At:
         """Return where the commands of a place run."""
