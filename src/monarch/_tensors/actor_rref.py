@@ -147,7 +147,7 @@ def _plan(
         # The arguments travel in the message to the actor.
         engine.learn(plan, ("actor", f"{endpoint._call}.rref()", None, *plan.definition()))
         if is_cached:
-            engine.cache.put(key, plan)
+            plan = engine.keep(key, plan)
     return plan, is_cached
 
 

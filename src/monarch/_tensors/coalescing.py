@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Generator
 
 from monarch._tensors.active import active, enter, leave
+from monarch._tensors.engine import engines
 from monarch._tensors.tape import Collection
 from monarch._tensors.where import here
 
@@ -27,7 +28,7 @@ def coalescing() -> Generator[None, None, None]:
         yield
         return
     where = here()
-    block = Collection()
+    block = Collection(engines())
     with block, contextlib.ExitStack() as ends:
         enter(block, "collection", block)
         try:

@@ -340,8 +340,8 @@ def _miss(
     constants = pickle.dumps((resolvable_function(function), plan.args, plan.kwargs), protocol=5)
     engine = place.engine
     engine.learn(plan, ("operator", name_of(function), constants, *plan.definition()))
-    engine.cache.put(key, plan)
-    return plan
+    kept: Plan = engine.keep(key, plan)
+    return kept
 
 
 def _with_operands(

@@ -31,7 +31,7 @@ import pickle
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from monarch import _spi
@@ -130,6 +130,8 @@ class Engine:
         self.owns_procs = False  # whether `exit` ends the processes
         self.meshes: dict[Any, Any] = {}
         self._start()
+        if active().collection is not None:
+            active().collection.tape(self)
         _engines.add(self)
         _report_at_exit()
 
@@ -257,6 +259,16 @@ class Engine:
             plan.number = next(self._numbers)
             self.plans[plan.number] = plan
             self._defined.append(("template", plan.number, pickled))
+
+    def keep(self, key: Hashable, plan: Plan) -> Plan:
+        """Keep the plan of operations with `key`; return it, or that of a thread that was first."""
+        with self.lock:
+            known = self.cache.get(key)
+            if known is None:
+                self.cache.put(key, plan)
+                return plan
+            self.forget(plan)
+            return known
 
     def forget(self, plan: Plan) -> None:
         """Let the workers forget a plan when all operations that use it are done."""

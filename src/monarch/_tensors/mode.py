@@ -97,10 +97,10 @@ class Mode(TorchDispatchMode):  # type: ignore[misc]  # torch is optional
 
     def _keep(self) -> _Presence:
         presence = _Presence()
-        self.presence = weakref.ref(presence, self._leave)
+        self.presence = weakref.ref(presence, self.leave)
         return presence
 
-    def _leave(self, _presence: object) -> None:
+    def leave(self, _presence: object = None) -> None:
         """Leave the modes of the thread, where another one may be above."""
         if threading.get_ident() != self.owner or not _holds(self):
             return  # within an operation; the next activation in the thread takes it over
@@ -179,11 +179,14 @@ async def _to_thread_with_mode(func: Any, /, *args: Any, **kwargs: Any) -> Any:
 
 
 def _with_mode(func: Any, /, *args: Any, **kwargs: Any) -> Any:
-    presence = stand()
+    presence = push()
+    mode = thread.mode
     try:
         return func(*args, **kwargs)
     finally:
         del presence
+        if mode is not None:
+            mode.leave()  # the context may live on, and end in another thread
 
 
 Tensor._issue = staticmethod(_issue)

@@ -247,12 +247,10 @@ class Session(Collection):
     is_recording = True
 
     def __init__(self, name: str) -> None:
-        super().__init__()
+        super().__init__(engines())
         self.name = name
         self.borrows: list[Borrow] = []
         self._first_number = new_number()
-        for engine in engines():
-            self.tape(engine)
 
     def takes(self, command: Command) -> bool:
         """Leave out the first use and the end of a borrow that began before."""

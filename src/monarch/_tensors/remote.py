@@ -100,10 +100,10 @@ class Remote:
             plan = self._plan(place, [_on_worker(leaf) for leaf in leaves], spec, tensors)
             if isinstance(plan, _Probed):
                 if is_cached:
-                    engine.cache.put(known, plan.plan)
+                    engine.keep(known, plan.plan)
                 return plan.result
             if is_cached:
-                engine.cache.put(known, plan)
+                plan = engine.keep(known, plan)
         for number in plan.written:
             if not tensors[number]._aliases.writable:
                 raise explain(self._name(), args, kwargs, active().mesh, place, plan)

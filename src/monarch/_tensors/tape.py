@@ -96,12 +96,17 @@ class Collection:
     """What a context collects; `tapes` has its commands by engine.
 
     Within its ``with`` block `tape_for` gives its tapes, unless they are closed.
+
+    Args:
+        engines: those that there are. A new one asks for its tape before its first command.
     """
 
     is_recording = False
 
-    def __init__(self) -> None:
+    def __init__(self, engines: Iterable[Any]) -> None:
         self.tapes: dict[Any, Tape] = {}
+        for engine in engines:
+            self.tape(engine)
 
     def tape(self, engine: Any) -> Tape:
         """Return the tape for an engine."""
