@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Active", "Guard", "active", "adopt", "enter", "leave", "recording"]
 
 _serials = itertools.count(1)
-_Entry = tuple[object, str, Any]  # which activation, the attribute, and its value
+_Entry = tuple[object, str, Any, object]  # which activation, the attribute, its value, presence
 
 
 class Active:
@@ -36,21 +36,18 @@ class Active:
         mesh: a `DeviceMesh`, or None.
         stream: a `Stream`; None for the stream that is active at first.
         collection: the `Collection` that keeps the operations instead of having them sent, or None.
+        entries: the activations that last, with what keeps the modes of their threads.
         serial: different for each.
-        presence: keeps the mode of the thread that made it.
     """
 
-    __slots__ = ("__weakref__", "collection", "entries", "mesh", "presence", "serial", "stream")
+    __slots__ = ("__weakref__", "collection", "entries", "mesh", "serial", "stream")
 
-    def __init__(self, entries: tuple[_Entry, ...] = (), presence: object = None) -> None:
+    def __init__(self, entries: tuple[_Entry, ...] = ()) -> None:
         self.mesh: Any = None
         self.stream: Any = None
         self.collection: Any = None
-        self.presence: object = None
-        for _, name, value in entries:
+        for _, name, value, _ in entries:
             setattr(self, name, value)
-            if name == "mesh" and value is not None:
-                self.presence = presence
         self.entries = entries
         self.serial = next(_serials)
 
@@ -63,8 +60,7 @@ active: Callable[[], Active] = _now.get
 
 def enter(key: object, name: str, value: Any, presence: object = None) -> None:
     """Make `value` the active one of its kind, from this call on, until ``leave(key)``."""
-    now = active()
-    _now.set(Active((*now.entries, (key, name, value)), presence or now.presence))
+    _now.set(Active((*active().entries, (key, name, value, presence))))
 
 
 def leave(key: object) -> None:
@@ -72,7 +68,7 @@ def leave(key: object) -> None:
     now = active()
     left = tuple(entry for entry in now.entries if entry[0] is not key)
     if len(left) != len(now.entries):
-        _now.set(Active(left, now.presence))
+        _now.set(Active(left))
 
 
 def adopt(other: Active) -> Callable[[], None]:

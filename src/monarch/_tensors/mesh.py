@@ -24,7 +24,7 @@ from monarch._tensors.core.reduction import Reduction
 from monarch._tensors.core.special import COORDINATE
 from monarch._tensors.engine import Engine
 from monarch._tensors.gradient import context_history
-from monarch._tensors.mode import push, see, stand, when_seen
+from monarch._tensors.mode import push, see, stand, stand_aside, when_seen
 from monarch._tensors.place import Place
 from monarch._tensors.stream import Stream, get_active_stream, on_stream_change
 from monarch._tensors.tensor import Tensor
@@ -126,7 +126,7 @@ class DeviceMesh(MeshTrait):
 
     def deactivate(self) -> None:
         """End the last activation of this mesh that still lasts."""
-        for guard, name, value in reversed(active().entries):
+        for guard, name, value, _ in reversed(active().entries):
             if name == "mesh" and value is self:
                 cast("Guard", guard).__exit__()
                 return
@@ -221,6 +221,8 @@ def activate(mesh: DeviceMesh | None) -> Guard:
         presence = stand()
     elif old is not None and old.client.is_simulated:
         beneath.enter_context(_disable_current_modes())
+    else:
+        beneath.callback(stand_aside() or _nothing)
     guard = Guard()
     enter(guard, "mesh", mesh, presence)
     _changed(old)
@@ -233,6 +235,10 @@ def activate(mesh: DeviceMesh | None) -> Guard:
 
     guard.end = end
     return guard
+
+
+def _nothing() -> None:
+    """Put no mode back."""
 
 
 def _changed(old: DeviceMesh | None) -> None:

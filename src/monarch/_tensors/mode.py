@@ -27,7 +27,7 @@ from monarch._tensors.active import Active, active, adopt
 from monarch._tensors.dispatch import dispatch
 from monarch._tensors.tensor import Tensor
 
-__all__ = ["Mode", "push", "see", "stand", "thread", "when_seen"]
+__all__ = ["Mode", "push", "see", "stand", "stand_aside", "thread", "when_seen"]
 
 _modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 _mode_at: Callable[[int], Any] = torch._C._get_dispatch_stack_at
@@ -95,7 +95,22 @@ class Mode(TorchDispatchMode):  # type: ignore[misc]  # torch is optional
         finally:
             end()
 
-    def _keep(self) -> _Presence:
+    def put_in(self) -> None:
+        """Become the innermost mode of the thread."""
+        self.__enter__()
+        self.depth = _modes()
+        self.index = next(i for i in reversed(range(self.depth)) if _mode_at(i) is self)
+
+    def _take_out(self) -> None:
+        above: list[Any] = []
+        while _mode_at(_modes() - 1) is not self:
+            above.append(_pop_mode())
+        self.__exit__(None, None, None)
+        for mode in reversed(above):
+            _push_mode(mode)
+
+    def keep(self) -> _Presence:
+        """Stay as long as the result is kept."""
         presence = _Presence()
         self.presence = weakref.ref(presence, self.leave)
         return presence
@@ -103,13 +118,8 @@ class Mode(TorchDispatchMode):  # type: ignore[misc]  # torch is optional
     def leave(self, _presence: object = None) -> None:
         """Leave the modes of the thread, where another one may be above."""
         if threading.get_ident() != self.owner or not _holds(self):
-            return  # within an operation; the next activation in the thread takes it over
-        above: list[Any] = []
-        while _mode_at(_modes() - 1) is not self:
-            above.append(_pop_mode())
-        self.__exit__(None, None, None)
-        for mode in reversed(above):
-            _push_mode(mode)
+            return  # or within an operation; the next activation in its thread takes it over
+        self._take_out()
         inner = thread.mode
         if inner is self:
             thread.mode = self.outer
@@ -131,11 +141,9 @@ def _holds(mode: Mode) -> bool:
 def push() -> object:
     """Push a mode; it stays as long as the result is kept."""
     mode = Mode()
-    mode.__enter__()
-    mode.depth = _modes()
-    mode.index = next(i for i in reversed(range(mode.depth)) if _mode_at(i) is mode)
+    mode.put_in()
     thread.mode = mode
-    return mode._keep()
+    return mode.keep()
 
 
 def stand() -> object:
@@ -143,7 +151,24 @@ def stand() -> object:
     mode = thread.mode
     if mode is None or not _holds(mode):
         return push()
-    return mode.presence() or mode._keep()
+    return mode.presence() or mode.keep()
+
+
+def stand_aside() -> Callable[[], None] | None:
+    """Take the mode out, so that local operations do not enter it; return what puts it back.
+
+    Only in a thread without an event loop: other tasks need the mode. None if there is no mode.
+    """
+    mode = thread.mode
+    if mode is None or not _holds(mode) or asyncio._get_running_loop() is not None:
+        return None
+    mode._take_out()
+
+    def come_back() -> None:
+        if mode.presence() is not None and not _holds(mode):
+            mode.put_in()
+
+    return come_back
 
 
 def see(args: Any = (), kwargs: Any = None) -> None:

@@ -48,10 +48,11 @@ pid = remote(_pid, propagate=lambda: torch.tensor(0))
 @pytest.fixture
 def parts(mesh: Any) -> Iterator[list[Any]]:
     """Return a mesh of each process; when they end the thread has the modes that it had."""
-    before = modes()
     yield [mesh.slice(host=rank // 2, gpu=rank % 2) for rank in range(4)]
     gc.collect()
-    assert modes() == before
+    with mesh.activate():  # a context that has ended in another thread leaves its mode
+        pass
+    assert modes() == 0
 
 
 @pytest.fixture
@@ -278,6 +279,20 @@ def test_an_end_in_another_context_has_no_effect_there(parts: list[Any]) -> None
         guard.__exit__()
         assert torch.ones(2).mesh is parts[1]
     assert context.run(get_active_mesh) is parts[0]
+
+
+def test_local_work_without_an_event_loop_enters_no_mode(parts: list[Any]) -> None:
+    with parts[0].activate():
+        local = no_mesh.activate()
+        assert modes() == 0
+        with parts[1].activate():
+            assert torch.ones(2).mesh is parts[1]
+        assert (modes(), type(torch.ones(2))) == (0, torch.Tensor)
+        local.__exit__()
+        assert torch.ones(2).mesh is parts[0]
+        local = no_mesh.activate()
+    local.__exit__()  # after the activation that it was in
+    assert (modes(), type(torch.ones(2))) == (0, torch.Tensor)
 
 
 def test_deactivate_ends_an_activation_of_this_task(parts: list[Any]) -> None:
