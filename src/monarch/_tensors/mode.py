@@ -163,10 +163,13 @@ def stand_aside() -> Callable[[], None] | None:
     if mode is None or not _holds(mode) or asyncio._get_running_loop() is not None:
         return None
     mode._take_out()
+    thread.mode = mode.outer
 
     def come_back() -> None:
         if mode.presence() is not None and not _holds(mode):
+            mode.outer = thread.mode
             mode.put_in()
+            thread.mode = mode
 
     return come_back
 
