@@ -88,7 +88,7 @@ def _arithmetic(function: Any, ordinary: Callable[..., Any]) -> Callable[..., An
         ):
             return ordinary(self, other)
         engine = place.engine
-        plan = engine.cache.get(key)
+        plan = engine.cache.young.get(key) or engine.cache.get(key)
         if plan is None or plan.only is None:
             return ordinary(self, other)
         ref = engine.new_ref()

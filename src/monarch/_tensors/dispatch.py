@@ -218,7 +218,7 @@ def dispatch(function: Any, args: Any, kwargs: dict[str, Any], mesh: DeviceMesh 
             break
     engine = place.engine
     known = tuple(key)
-    plan = engine.cache.get(known)
+    plan = engine.cache.young.get(known) or engine.cache.get(known)
     if plan is None:
         plan = _miss(operator, tensors, args, kwargs, place, known)
     written = plan.written

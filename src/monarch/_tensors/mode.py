@@ -20,6 +20,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator
+from torch.compiler import is_dynamo_compiling
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
@@ -76,6 +78,8 @@ class Mode(TorchDispatchMode):  # type: ignore[misc]  # torch is optional
         return False  # the wrapper that torch would add costs as much as the dispatch
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if is_dynamo_compiling():  # local work: torch.compile reads this function then
+            return func(*args, **(kwargs or {}))
         # No variable holds what is active: the frames of an exception would keep the mode.
         if thread.mode is None:
             return self._elsewhere(func, args, kwargs or {})
@@ -84,6 +88,11 @@ class Mode(TorchDispatchMode):  # type: ignore[misc]  # torch is optional
         mesh = active().mesh
         if mesh is None:
             return func(*args, **(kwargs or {}))
+        if isinstance(func, HigherOrderOperator):
+            raise NotImplementedError(
+                f"torch's {func.name()} takes functions, and is not supported on a mesh: call it "
+                "in a remote function, or leave the mesh with `with no_mesh.activate():`"
+            )
         return dispatch(func, args, kwargs or {}, mesh)
 
     def _elsewhere(self, func: Any, args: Any, kwargs: Any) -> Any:

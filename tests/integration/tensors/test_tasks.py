@@ -426,3 +426,27 @@ def test_a_thread_of_autograd_has_what_is_active_in_the_caller(parts: list[Any])
                 assert (made, stream) == (part, "side")
 
     run(work(parts[0]), work(parts[1]))
+
+
+def test_functions_of_functions_are_refused_on_a_mesh(parts: list[Any]) -> None:
+    with parts[0].activate(), pytest.raises(NotImplementedError, match="cond takes functions"):
+        torch.ops.higher_order.cond(True, _up, _down, (torch.ones(2),))
+
+
+def test_torch_compiles_local_work_in_a_task(parts: list[Any]) -> None:
+    async def local() -> list[Any]:
+        with no_mesh.activate():
+            found = [torch.cond(torch.tensor(True), _up, _down, (torch.ones(2),))[0].tolist()]
+            compiled = torch.compile(_up, backend="eager", fullgraph=True)
+            return [*found, compiled(torch.ones(2))[0].tolist()]
+
+    with parts[0].activate():
+        assert run(local()) == [[[2.0, 2.0], [2.0, 2.0]]]
+
+
+def _up(x: Any) -> Any:
+    return (x + 1,)
+
+
+def _down(x: Any) -> Any:
+    return (x - 1,)

@@ -54,8 +54,8 @@ def test_the_cache_keeps_what_was_used_last(keys: list[int], size: int) -> None:
             if used not in last:
                 last.append(used)
         for used in last[:size]:
-            assert used + 100 in (*cache._young.values(), *cache._old.values())
-    kept = {*cache._young, *cache._old}
+            assert used + 100 in (*cache.young.values(), *cache._old.values())
+    kept = {*cache.young, *cache._old}
     assert len(kept) <= 2 * size
     assert made == len(kept) + len(forgotten)
 
