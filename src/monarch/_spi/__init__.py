@@ -112,6 +112,7 @@ if TYPE_CHECKING:
     from monarch._engine.runtime.admission.secret import (
         SecretError,
         find_secret,
+        revoke,
         settings_of,
         take_settings,
     )
@@ -349,6 +350,7 @@ __all__ = [
     "renounce",
     "replacements",
     "resolved",
+    "revoke",
     "route",
     "save_handle",
     "serve",
@@ -424,7 +426,7 @@ _NAMES = {
     ),
     "_engine.runtime.admission.host_identity": "listener_names meant path_end",
     "_engine.runtime.admission.public_name": "own_name",
-    "_engine.runtime.admission.secret": "SecretError find_secret settings_of take_settings",
+    "_engine.runtime.admission.secret": "SecretError find_secret revoke settings_of take_settings",
     "_engine.runtime.agent.client": (
         "client_proc current_proc save_handle start_agent succeed when_forked"
     ),

@@ -26,8 +26,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from monarch._spi import revoke
 from monarch.job import lifeline
 from monarch.job.component import Component, connected, end_all
+from monarch.job.folder import secret_file
 from monarch.job.format import decode, encode
 from monarch.job.host_state import HostState
 from monarch.job.mounts import GatherMountOption, names_of, remote_mount_option
@@ -158,6 +160,8 @@ class JobTrait(ABC):
         job = self._running_as()
         part(job._folder)
         end_all(job, job._components)
+        if job._folder:
+            revoke(secret_file(job._folder))  # other scripts that use the hosts have not lost them
         job._kill()
         self._status = _NOT_RUNNING
 

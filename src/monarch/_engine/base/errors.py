@@ -20,6 +20,7 @@ from typing import Any, cast
 
 from monarch._engine.base.error_page import see_page
 from monarch._engine.base.failure import Failure, MeshFailure
+from monarch._engine.base.verdict import STOPPED
 
 __all__ = [
     "ActorError",
@@ -349,6 +350,20 @@ class SupervisionError(RuntimeError):
         if self.endpoint is None:
             return f"SupervisionError({self.message!r})"
         return f"SupervisionError(endpoint={self.endpoint!r}, {self.message!r})"
+
+
+def stop_behind(error: BaseException) -> Failure | None:
+    """Return the stop because of which a call could not be answered; None if it is another error.
+
+    Whoever called an actor that the program has stopped meanwhile has not failed by that.
+    """
+    while issubclass(type(error), ActorError):
+        error = cast("ActorError", error).exception
+    if not issubclass(type(error), SupervisionError):
+        return None
+    failure = cast("SupervisionError", error).failure
+    root = None if failure is None else failure._failure.root
+    return root if root is not None and root.kind == STOPPED else None
 
 
 class WouldBlockRuntime(RuntimeError):

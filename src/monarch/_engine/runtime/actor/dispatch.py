@@ -15,6 +15,7 @@ endpoint goes to the caller, too, since it abandons one operation only.
 from __future__ import annotations
 
 import contextlib
+import logging
 import pickle
 import sys
 from typing import TYPE_CHECKING, Any, cast
@@ -29,6 +30,7 @@ from monarch._engine.base.errors import (
     headline,
     is_engine_frame,
     is_ours,
+    stop_behind,
     text_of,
     type_name,
 )
@@ -56,6 +58,7 @@ __all__ = [
     "end_of_dead",
     "error_body",
     "failed",
+    "is_stop",
     "prepare",
     "raised",
     "rebuild_error",
@@ -271,9 +274,28 @@ def failed(
                 error = _unsendable(error, f"{cell.identity.name}.{name}", handler.function)
             send_error(cell, link, frame, name, error, suffix)
         return None
+    if not frame.port and is_stop(cell, handler, error):
+        cell.current = None
+        return None
     end = end_by(cell, error)
     cell.settle(end[0])  # before the message is dropped, and with it an explicit port
     return end
+
+
+def is_stop(cell: Cell, handler: Handler | None, error: BaseException) -> bool:
+    """Whether a one-way message ended because its callee was stopped: this actor goes on then."""
+    stop = stop_behind(error)
+    if stop is None:
+        return False
+    logging.getLogger("monarch").warning(
+        "%s.%s() ended early, and no caller waits for it: %s stopped: %s %s",
+        cell.identity.name,
+        "message" if handler is None else handler.name,
+        stop.actor,
+        stop.error,
+        stop.where(),
+    )
+    return True
 
 
 def _unsendable(error: UnsendableResult, call: str, function: Any) -> Exception:

@@ -23,7 +23,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["SecretError", "find_secret", "settings_of", "take_settings"]
+__all__ = ["SecretError", "find_secret", "is_revoked", "revoke", "settings_of", "take_settings"]
 
 _VARIABLES = (
     "MONARCH_JOB_SECRET_FILE",
@@ -34,6 +34,7 @@ _VARIABLES = (
     "HYPERACTOR_TLS_KEY",
     "HYPERACTOR_TLS_CA",
 )
+_REVOKED = ".revoked"  # the end of the name of a file beside the secret
 _LEAST = 16  # characters
 
 
@@ -56,6 +57,17 @@ def find_secret(of_job: str | None = None) -> bytes:
     if not path.exists():
         _make(path)
     return _read(path, "this user's secret file")
+
+
+def revoke(path: str) -> None:
+    """Let it be known on this machine that the job with this secret file is ended on purpose."""
+    with contextlib.suppress(OSError):  # then its hosts count as lost
+        open(f"{path}{_REVOKED}", "x").close()
+
+
+def is_revoked(path: str) -> bool:
+    """Whether the job with this secret file was ended on purpose, by whatever process."""
+    return os.path.exists(f"{path}{_REVOKED}") or not os.path.exists(path)
 
 
 def settings_of(environ: Mapping[str, str]) -> dict[str, str | None]:

@@ -325,6 +325,12 @@ class Hosts:
         self._tell_attacher(peer_host.name, "attaching", problem)
         peer_host.dial_failed(problem, for_good=peer_host.name in self._dialed_once)
 
+    def _is_killed(self, host: str) -> bool:
+        """Whether the job that a host belongs to was killed, by this program or another."""
+        from monarch._engine.runtime.admission.secret import is_revoked
+
+        return host in self._secrets and is_revoked(self._secrets[host])
+
     def _find_key(self, host: str) -> bytes:
         """Return the key of the job that a host belongs to. Raises SecretError."""
         from monarch._engine.runtime.admission.secret import find_secret
@@ -548,6 +554,7 @@ class Hosts:
                 reason = f"{self._no_gateway} ({reason})"
             if host != HOME:
                 self._tell_attached(host, reason)
+            farewell = farewell or self._is_killed(host)
             if host != HOME or not peer_host.dials:  # home is lost already if it is to be dialed
                 self._agent.core.session_lost(host, reason, farewell=farewell)
 
