@@ -15,6 +15,8 @@ import decimal
 import math
 import threading
 from collections.abc import Sequence
+from concurrent import futures
+from concurrent.futures import Future
 from typing import Any
 
 import duckdb
@@ -37,6 +39,8 @@ _SQL_TYPES = {
     "Utf8": "VARCHAR",
     "Boolean": "BOOLEAN",
 }
+_GRACE = 0.5  # seconds in which an interrupted query ends, if it can
+_LATE = 2  # queries that cannot be interrupted, at a time
 _NUMBERS = {"U64": np.uint64, "I64": np.int64}
 _NO_QUERIES = ("call", "pragma")
 _JSON = (type(None), bool, int, float, str)
@@ -74,6 +78,7 @@ class DuckDatabase:
 
     def __init__(self, memory: int) -> None:
         self._made: dict[str, list[int]] = {table: [] for table in COLUMNS}
+        self._late: list[Future[Answer]] = []  # that run though their time is over
         config: dict[str, Any] = {
             "memory_limit": f"{max(memory, 64 << 20) >> 20}MiB",
             "temp_directory": "",
@@ -160,28 +165,71 @@ class DuckDatabase:
     def query(self, sql: str, parameters: Sequence[Any], timeout: float, limit: int) -> Answer:
         """Answer one statement that reads; from any thread. Raises QueryError."""
         _check(sql)
+        self._late = [each for each in self._late if not each.done()]
+        if len(self._late) >= _LATE:
+            raise QueryError(
+                f"{_LATE} queries whose time was over still run, in functions of {self.name} that "
+                "cannot be interrupted; ask again when they have ended"
+            )
         cursor = self._connection.cursor()
-        cursor.execute("USE datafusion.public")
-        timer = threading.Timer(timeout, cursor.interrupt)
-        timer.daemon = True
-        timer.start()
+        answer: Future[Answer] = Future()
+        is_over = threading.Event()
+        task = (answer, is_over, cursor, sql, parameters, limit)
+        threading.Thread(target=_settle, args=task, name="monarch-query", daemon=True).start()
         try:
-            cursor.execute("BEGIN TRANSACTION READ ONLY")
-            cursor.execute(sql, list(parameters))
-            about = cursor.description or []
-            if any("WITH TIME ZONE" in str(each[1]) for each in about):
-                cursor.execute(_in_utc(sql, about), list(parameters))
+            return answer.result(timeout)
+        except futures.TimeoutError:
+            text = f"the query took longer than {timeout:g} s and was ended"
+        is_over.set()
+        cursor.interrupt()
+        try:
+            answer.exception(_GRACE)
+        except futures.TimeoutError:
+            self._late.append(answer)
+            text = (
+                f"the query took longer than {timeout:g} s; it is in a function of {self.name} "
+                "that cannot be interrupted, and ends after that"
+            )
+        raise QueryError(text)
+
+
+def _settle(
+    answer: Future[Answer],
+    is_over: threading.Event,
+    cursor: duckdb.DuckDBPyConnection,
+    sql: str,
+    parameters: Sequence[Any],
+    limit: int,
+) -> None:
+    """Execute a statement; the body of a thread."""
+    try:
+        about = _executed(cursor, sql, parameters)
+        rows: list[tuple[Any, ...]] = []
+        more = False
+        if not is_over.is_set():  # nobody waits for the rows then, which take time and memory
             rows, more = gathered(cursor.fetchmany, _plain, limit)
-        except duckdb.InterruptException:
-            raise QueryError(f"the query took longer than {timeout:g} s and was ended") from None
-        except duckdb.Error as error:
-            raise _error(error) from None
-        finally:
-            timer.cancel()
-            with contextlib.suppress(duckdb.Error):
-                cursor.close()
         names = [column_name(str(each[0])) for each in about]
-        return Answer(names, [str(each[1]) for each in about], rows, more)
+        answer.set_result(Answer(names, [str(each[1]) for each in about], rows, more))
+    except duckdb.Error as error:
+        answer.set_exception(_error(error))
+    except BaseException as error:  # raised by whoever waits
+        answer.set_exception(error)
+    finally:
+        with contextlib.suppress(duckdb.Error):
+            cursor.close()
+
+
+def _executed(
+    cursor: duckdb.DuckDBPyConnection, sql: str, parameters: Sequence[Any]
+) -> Sequence[Any]:
+    """Execute a statement, and return the description of the columns."""
+    cursor.execute("USE datafusion.public")
+    cursor.execute("BEGIN TRANSACTION READ ONLY")
+    cursor.execute(sql, list(parameters))
+    about = cursor.description or []
+    if any("WITH TIME ZONE" in str(each[1]) for each in about):
+        cursor.execute(_in_utc(sql, about), list(parameters))
+    return about
 
 
 def _place(known: dict[Any, int], value: Any) -> int:

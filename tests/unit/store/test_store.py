@@ -6,6 +6,7 @@ import contextlib
 import importlib.metadata
 import itertools
 import random
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -356,3 +357,30 @@ def test_malformed_statements_do_no_harm(store: Store) -> None:
             store.query(sql, timeout=5.0, limit=10)
     assert store.query("SELECT count(*) FROM actors").rows == [(2,)]
     assert store.query("SELECT count(*) FROM snapshots").rows == [(0,)]
+
+
+def test_a_query_that_cannot_be_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is answered when its time is over, and only a few of them run on."""
+    pytest.importorskip("duckdb")
+    from monarch._store import duck
+
+    database = duck.DuckDatabase(64 << 20)
+    over = threading.Event()
+
+    def wait(*_: object) -> list[Any]:
+        over.wait(60)
+        return []
+
+    with monkeypatch.context() as patched:
+        patched.setattr(duck, "_executed", wait)
+        patched.setattr(duck, "_GRACE", 0.01)
+        for _ in range(duck._LATE):
+            with pytest.raises(QueryError, match="cannot be interrupted, and ends after that"):
+                database.query("SELECT 1", (), 0.01, 10)
+        with pytest.raises(QueryError, match="ask again when they have ended"):
+            database.query("SELECT 1", (), 0.01, 10)
+        late = list(database._late)
+        over.set()
+        assert [each.result(60).rows for each in late] == [[]] * duck._LATE
+    assert database.query("SELECT 1", (), 60.0, 10).rows == [(1,)]
+    database.close()
