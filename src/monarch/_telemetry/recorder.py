@@ -222,7 +222,12 @@ class Recorder:
 
     def status(self, cell: Any, status: str, reason: str) -> None:
         """Record the state of an actor."""
-        self._states.append((time.time_ns(), cell, status, reason))
+        self._states.append((time.time_ns(), cell, status, reason, 0))
+
+    def actor_lost(self, process: int, actor: int, failure: Any) -> None:
+        """Record that an actor has failed with its process, which can no longer say so."""
+        number = actor_number(process, actor)
+        self._states.append((time.time_ns(), None, "Failed", failure.error, number))
 
     def spawned(self, mesh: Any) -> None:
         """Record a new mesh."""
@@ -323,8 +328,8 @@ class Recorder:
     def _state_rows(self, found: list[Any]) -> Iterator[tuple[str, Columns]]:
         states: list[Any] = []
         actors: list[Any] = []
-        for when, cell, status, reason in found:
-            actor = actor_number(self.proc.uid, cell.uid)
+        for when, cell, status, reason, lost in found:
+            actor = lost or actor_number(self.proc.uid, cell.uid)
             time_us = when // 1000
             if status == "Initializing":
                 kind, _ = cell.identity.short()

@@ -168,11 +168,15 @@ def test_a_killed_actor_and_a_failed_one(run: Run) -> None:
     os.kill(pid, signal.SIGKILL)
     trainers.slice(gpus=1).wait.call_one(0).get()
     rows("SELECT 1 AS one FROM messages WHERE endpoint = 'wait'")
+    failed += rows('''
+        SELECT s.reason FROM actor_status_events s JOIN actors a ON a.id = s.actor_id
+        WHERE s.new_status = 'Failed' AND a.full_name LIKE 'trainers%' AND a.rank = 0''')
     print(json.dumps(failed))
     """
-    [row] = json.loads(run(ACTORS + _dedent(text)))
-    assert "ValueError: bad weights" in row["reason"]
-    assert "recorder" not in row["reason"]
+    raised, killed = json.loads(run(ACTORS + _dedent(text)))
+    assert "ValueError: bad weights" in raised["reason"]
+    assert "recorder" not in raised["reason"]
+    assert "SIGKILL" in killed["reason"]  # told by the process that owns the mesh
 
 
 def test_an_observer_that_is_killed_comes_back(run: Run) -> None:

@@ -85,6 +85,9 @@ class Traffic(Protocol):
     def status(self, cell: Any, status: str, reason: str) -> None:
         """Record the new state of an actor."""
 
+    def actor_lost(self, process: int, actor: int, failure: Any) -> None:
+        """Record that an actor of another process has failed with that; in its owner's process."""
+
     def spawned(self, mesh: Any) -> None:
         """Record a new mesh of processes or actors, in the process that spawned it."""
 

@@ -32,6 +32,7 @@ from collections import deque
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
+from monarch._engine.base import instrument
 from monarch._engine.base.error_page import see_page
 from monarch._engine.base.errors import (
     BackpressureError,
@@ -847,7 +848,10 @@ class Proc:
         for mesh, rank in lost:
             failure = mesh.failure_of(rank, verdict, others)
             if verdict.kind == FAILED:
-                self.losses.append((mesh, rank, mesh.links[rank].uid, failure))
+                process, traffic = mesh.links[rank].uid, instrument.traffic
+                self.losses.append((mesh, rank, process, failure))
+                if traffic is not None and rank not in mesh.gone:
+                    traffic.actor_lost(process, mesh.uid, failure)
             self._ended(mesh, rank, failure)
 
     def rank_unreachable(self, mesh_uid: int, rank: int, link: FrameLink) -> None:
