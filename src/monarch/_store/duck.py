@@ -206,13 +206,13 @@ def _settle(
         about = _executed(cursor, sql, parameters)
         rows: list[tuple[Any, ...]] = []
         more = False
-        if not is_over.is_set():  # nobody waits for the rows then, which take time and memory
+        if not is_over.is_set():  # rows that are not returned take time and memory as well
             rows, more = gathered(cursor.fetchmany, _plain, limit)
         names = [column_name(str(each[0])) for each in about]
         answer.set_result(Answer(names, [str(each[1]) for each in about], rows, more))
     except duckdb.Error as error:
         answer.set_exception(_error(error))
-    except BaseException as error:  # raised by whoever waits
+    except BaseException as error:  # raised in the thread that waits
         answer.set_exception(error)
     finally:
         with contextlib.suppress(duckdb.Error):

@@ -1,10 +1,10 @@
-"""What is active: the mesh and the stream to which operations are issued, and what collects them.
+"""The active mesh and stream, to which operations are issued, and the active collection.
 
-It belongs to a context of Python (`contextvars`). So each task of asyncio has its own, a task or
-callback begins with what was active where it was made, and a thread begins with nothing active;
-only `asyncio.to_thread` takes it along. Activation happens at the call of ``activate()``, and its
-`Guard` ends it. Activations may end in any order: the last one that still lasts counts. An end in
-another context has no effect there.
+They belong to a context of Python (`contextvars`). So each task of asyncio has its own. A task or
+callback begins with those of the code that made it. A thread begins with none, but one of
+`asyncio.to_thread` with those of its caller. Activation happens at the call of ``activate()``, and
+its `Guard` ends it. Activations may end in any order: the last one that still lasts counts. An end
+in another context has no effect there.
 
 Torch gives the operations of a thread to its modes, whatever task runs. So a thread has one mode of
 this package while something is active in one of its contexts, which asks for what is active now
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-__all__ = ["Active", "Guard", "active", "adopt", "enter", "leave", "recording"]
+__all__ = ["Active", "Guard", "active", "adopt", "collecting", "enter", "leave", "recording"]
 
 _serials = itertools.count(1)
 _Entry = tuple[object, str, Any, object]  # which activation, the attribute, its value, presence
 
 
 class Active:
-    """What is active in a context; an activation makes another one.
+    """The activations of a context; each further one makes another object.
 
     Attributes:
         mesh: a `DeviceMesh`, or None.
@@ -77,9 +77,18 @@ def adopt(other: Active) -> Callable[[], None]:
     return lambda: _now.reset(token)
 
 
+def collecting() -> Any:
+    """Return the `Collection` that gets the operations of this context, or None.
+
+    A task that was made in a block inherits its collection, and may outlast it.
+    """
+    collection = active().collection
+    return collection if collection is not None and collection.is_open else None
+
+
 def recording() -> Any:
     """Return the `Session` of the compiled function that this context records, or None."""
-    collection = active().collection
+    collection = collecting()
     return collection if collection is not None and collection.is_recording else None
 
 

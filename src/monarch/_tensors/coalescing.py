@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Generator
 
-from monarch._tensors.active import active, enter, leave
+from monarch._tensors.active import collecting, enter, leave
 from monarch._tensors.engine import engines
 from monarch._tensors.tape import Collection
 from monarch._tensors.where import here
@@ -24,7 +24,7 @@ def coalescing() -> Generator[None, None, None]:
     The operations are those of this task of asyncio, or this thread. Other ones go on meanwhile;
     what they do with a tensor that was made in the block becomes a part of the block.
     """
-    if active().collection is not None:
+    if collecting() is not None:
         yield
         return
     where = here()

@@ -35,7 +35,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from monarch import _spi
-from monarch._tensors.active import active, recording
+from monarch._tensors.active import collecting, recording
 from monarch._tensors.core.aliases import Aliases, Stack
 from monarch._tensors.core.cache import Cache
 from monarch._tensors.core.history import Failure, History, Run
@@ -87,7 +87,6 @@ class Engine:
                 "the function is called"
             )
         self.procs = procs
-        self.serial = next(_serials)
         self.name = ""
         self.workers: Any = None
         self._keeping: Future[int] | None = None
@@ -130,8 +129,8 @@ class Engine:
         self.owns_procs = False  # whether `exit` ends the processes
         self.meshes: dict[Any, Any] = {}
         self._start()
-        if active().collection is not None:
-            active().collection.tape(self)
+        if collecting() is not None:
+            collecting().tape(self)
         _engines.add(self)
         _report_at_exit()
 
@@ -272,7 +271,7 @@ class Engine:
 
     def forget(self, plan: Plan) -> None:
         """Let the workers forget a plan when all operations that use it are done."""
-        collection = active().collection
+        collection = collecting()
         if collection is not None:
             collection.tape(self).forgotten.append(plan)
         elif not plan.recorded:
@@ -518,7 +517,7 @@ class Engine:
 
         Raises NotImplementedError while this context collects operations without sending them.
         """
-        if active().collection is not None:
+        if collecting() is not None:
             raise NotImplementedError(_NO_CALL)
         return next(self._calls)
 
@@ -615,7 +614,7 @@ class Engine:
         with self.lock:
             if self.ended is not None:
                 self._refuse()
-            if active().collection is not None or tape_of(self, refs) is not None:
+            if collecting() is not None or tape_of(self, refs) is not None:
                 raise NotImplementedError(
                     "NYI: fetching results during a coalescing block, or in a compiled function, "
                     "which have not sent their operations yet: fetch after it"
@@ -702,7 +701,6 @@ def _nothing() -> None:
 
 
 _counter = itertools.count()
-_serials = itertools.count()
 _log = logging.getLogger("monarch.tensors")
 _engines: set[Engine] = set()  # that may know of errors which nothing has raised
 _of: dict[int, list[Engine]] = {}  # by the base of the uids of a `spawn_procs`

@@ -140,7 +140,7 @@ class Mode(TorchDispatchMode):  # type: ignore[misc]  # torch is optional
 
 
 def _nothing() -> None:
-    """Return None, as a reference to what is gone."""
+    """Return None, as a reference to an object that no longer exists."""
 
 
 def _holds(mode: Mode) -> bool:

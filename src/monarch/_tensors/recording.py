@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
-from monarch._tensors.active import active, enter, leave
+from monarch._tensors.active import active, collecting, enter, leave
 from monarch._tensors.core.aliases import Aliases, Stack
 from monarch._tensors.core.cache import structure_key
 from monarch._tensors.core.metadata import Metadata
@@ -147,7 +147,7 @@ def compile(fn: Callable[..., Any] | None = None, verify: bool = True) -> Any:  
         if not tensors and active().mesh is None:
             return fn(*args, **kwargs)
         _check(name, args, kwargs, tensors)
-        if active().collection is not None or _is_collected(tensors):
+        if collecting() is not None or _is_collected(tensors):
             return fn(*args, **kwargs)  # a part of another recording, or of a coalesced block
         _refuse_gradients(name, tensors)
         key = (structure_key(spec), active().mesh, active().stream or main, _kind(leaves))

@@ -1,9 +1,10 @@
 """`Collection`: operations that a part of the program issues and that are kept instead of sent.
 
-A coalescing block and a function that `compile` records collect what their context issues, see
-`active`. Threads that know nothing of it work for it, too: a thread of autograd computes the
+A coalescing block and a function that `compile` records collect what their context issues
+(`active`). Threads that know nothing of it work for it, too: a thread of autograd computes the
 backward, or the function itself starts one and waits for it. So a command that uses a value made in
-a collection belongs to it, whoever issues it. All else is sent as ever, and nobody waits.
+a collection belongs to it, in whatever thread. All other commands are sent as ever. No thread waits
+for a collection.
 
 Each collection has a `Tape` for each `Engine`, whose module is above this one.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from monarch._tensors.active import active
+from monarch._tensors.active import collecting
 from monarch._tensors.core.special import RETURN
 from monarch._tensors.core.template import DELETE
 
@@ -83,7 +84,7 @@ class Tape:
             self._read += 1
             reads, defines = self.engine.history.references(command)
             self._used.update(reads, defines)
-            # What is older, or an argument as well, is written and not made.
+            # A value that is older, or an argument as well, is written and not made.
             self._made.update(ref for ref in defines if ref >= self._first and ref not in reads)
 
     def makes(self, refs: Iterable[int]) -> bool:
@@ -93,7 +94,7 @@ class Tape:
 
 
 class Collection:
-    """What a context collects; `tapes` has its commands by engine.
+    """The commands that a context collects; `tapes` has them by engine.
 
     Within its ``with`` block `tape_for` gives its tapes, unless they are closed.
 
@@ -102,6 +103,7 @@ class Collection:
     """
 
     is_recording = False
+    is_open = False
 
     def __init__(self, engines: Iterable[Any]) -> None:
         self.tapes: dict[Any, Tape] = {}
@@ -125,15 +127,17 @@ class Collection:
 
     def __enter__(self) -> None:
         open_collections.append(self)
+        self.is_open = True
 
     def __exit__(self, *_: object) -> None:
+        self.is_open = False
         open_collections.remove(self)
 
 
 def tape_for(engine: Any, command: Command) -> Tape | None:
     """Return the tape that gets a command which this context issues; None if it is to be sent."""
-    own: Collection | None = active().collection
-    if own is not None and own in open_collections:
+    own: Collection | None = collecting()
+    if own is not None:
         return own.tape(engine) if own.takes(command) else None
     if command[0] in (DELETE, RETURN):
         refs = command[1 if command[0] == DELETE else 2 :]

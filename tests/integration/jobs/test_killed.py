@@ -1,4 +1,4 @@
-"""What a program stops itself, or `monarch kill` for it, is no failure, whoever owns the mesh."""
+"""A mesh that the program or `monarch kill` stops has not failed, wherever its owner is."""
 
 from __future__ import annotations
 

@@ -358,6 +358,26 @@ def test_blocks_of_two_tasks(parts: list[Any]) -> None:
     assert found == [[3.0], [5.0], [0.0, 1.0, 2.0], [3.0]]
 
 
+def test_a_task_outlasts_the_block_in_which_it_was_made(parts: list[Any]) -> None:
+    async def work(x: Any) -> list[float]:
+        x.add_(1)  # within the block
+        await turns(5)
+        x.add_(1)
+        with coalescing():  # one of its own
+            x.add_(1)
+        return (await fetch_shard(x)).tolist()
+
+    async def main() -> list[float]:
+        with parts[0].activate():
+            x = torch.zeros(1)
+            with coalescing():
+                task = asyncio.create_task(work(x))
+                await turns(2)
+            return await task
+
+    assert asyncio.run(main()) == [3.0]
+
+
 def test_a_recorded_step_in_two_tasks(parts: list[Any]) -> None:
     @compile
     def step(x: Any) -> Any:

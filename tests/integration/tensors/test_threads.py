@@ -101,7 +101,7 @@ def test_threads_that_are_the_first_on_a_mesh_share_its_places() -> None:
         procs.stop().get(timeout=WAIT)
 
 
-# -- who may wait for whom -------------------------------------------------------------------------
+# -- threads that wait for each other --------------------------------------------------------------
 
 
 class _Backward(torch.autograd.Function):  # type: ignore[misc]  # torch is untyped here

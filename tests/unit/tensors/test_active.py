@@ -1,4 +1,4 @@
-"""What is active in a context, whatever the order in which activations end."""
+"""The activations of a context, which may end in any order."""
 
 from __future__ import annotations
 

@@ -355,7 +355,7 @@ class SupervisionError(RuntimeError):
 def stop_behind(error: BaseException) -> Failure | None:
     """Return the stop because of which a call could not be answered; None if it is another error.
 
-    Whoever called an actor that the program has stopped meanwhile has not failed by that.
+    An actor has not failed if the program has stopped an actor that it was calling.
     """
     while issubclass(type(error), ActorError):
         error = cast("ActorError", error).exception
