@@ -212,6 +212,8 @@ def _settle(
         answer.set_result(Answer(names, [str(each[1]) for each in about], rows, more))
     except duckdb.Error as error:
         answer.set_exception(_error(error))
+    except MemoryError:
+        answer.set_exception(QueryError("the answer does not fit into memory; ask for fewer rows"))
     except BaseException as error:  # raised in the thread that waits
         answer.set_exception(error)
     finally:

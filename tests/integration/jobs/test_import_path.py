@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from monarch.actor import attach_to_workers
+from tests.integration.jobs.shadowed import imports_what_the_script_does
+
 WAIT = 60
 
 PROGRAM = """
@@ -63,3 +66,19 @@ def test_a_module_that_shadows_an_installed_one(tmp_path: Path, way: str) -> Non
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [expected] * 3
+
+
+def test_a_worker_that_a_script_attaches_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = f"ipc://{tmp_path}/worker"
+    words = [sys.executable, "-m", "monarch.cli", "worker", address]
+    with subprocess.Popen(words, cwd="/", stdout=subprocess.PIPE, text=True) as worker:
+        try:
+            assert worker.stdout is not None
+            assert worker.stdout.readline()
+            hosts = attach_to_workers(workers=[address], ca="trust_all_connections")
+            imports_what_the_script_does(hosts, tmp_path, monkeypatch)
+            hosts.shutdown().get(timeout=WAIT)
+        finally:
+            worker.terminate()

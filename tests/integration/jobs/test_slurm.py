@@ -19,6 +19,7 @@ import pytest
 from monarch.actor import Actor, SupervisionError, Supervisor, endpoint
 from monarch.job import JobTrait, SlurmJob, job_load
 from monarch.job.spmd import serve
+from tests.integration.jobs.shadowed import imports_what_the_script_does
 from tests.ports import free_port
 from tests.processes import files_of_processes
 
@@ -172,6 +173,13 @@ def test_start_call_and_kill_with_two_meshes(cluster: Any, describe: Any, tmp_pa
     assert not cluster.command("squeue", "--noheader", f"--job={number}").strip()
     assert until(lambda: cluster.idle() >= 3)
     assert "node n2 serves" in next(tmp_path.glob("slurm_*.out")).read_text()
+
+
+def test_nodes_import_what_the_script_does(
+    cluster: Any, describe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = describe({"a": 1}).state(cached_path=None).a
+    imports_what_the_script_does(hosts, tmp_path, monkeypatch)
 
 
 PROGRAM = """

@@ -20,6 +20,7 @@ from monarch._engine.mesh.results import progress as progress_module
 from monarch.actor import Actor, Supervisor, endpoint
 from monarch.job import SSHJob, job_load, lifeline, ssh
 from monarch.job.host_log import LARGEST, former
+from tests.integration.jobs.shadowed import imports_what_the_script_does
 from tests.ports import free_port
 from tests.processes import files_of_processes
 from tests.sshd import Server, serving
@@ -107,6 +108,13 @@ def test_hosts_by_ssh_from_start_to_kill(server: Server, mark: str, killed: Any)
     assert marked(mark) == []  # kill() returns only when no process is left on the host
     assert not path.exists()
     assert not job.active
+
+
+def test_hosts_import_what_the_script_does(
+    server: Server, mark: str, killed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = killed(described(server, mark)).state(cached_path=None).a
+    imports_what_the_script_does(hosts, tmp_path, monkeypatch)
 
 
 def test_the_output_of_a_host_stays_small(server: Server, mark: str, killed: Any) -> None:
