@@ -175,8 +175,12 @@ def _is_collected(tensors: Sequence[Any]) -> bool:
     """Whether an operation that is not sent yet makes one of these tensors."""
     if not open_collections:
         return False
-    pairs = [(tensor._place.engine, tensor._ref) for tensor in tensors]
-    return any(tape_of(engine, (ref,)) is not None for engine, ref in pairs)
+    for tensor in tensors:
+        engine = tensor._place.engine
+        with engine.lock:
+            if tape_of(engine, (tensor._ref,)) is not None:
+                return True
+    return False
 
 
 def _check(name: str, args: Any, kwargs: Any, tensors: Sequence[Any]) -> None:

@@ -25,6 +25,7 @@ from monarch.job.kubernetes import ImageSpec, KubeConfig, KubernetesJob, port_fo
 from monarch.job.kubernetes import job as kubernetes_job  # noqa: E402
 from monarch.job.kubernetes.cluster import Cluster as Api  # noqa: E402
 from monarch.job.os_process import OsProcess  # noqa: E402
+from tests.integration.jobs.shadowed import imports_what_the_script_does  # noqa: E402
 from tests.kubernetes_kit import INDEX, Cluster  # noqa: E402
 
 WAIT = 60
@@ -141,6 +142,16 @@ def test_the_secret_is_in_a_secret_object_and_nowhere_else(
     assert secret not in caplog.text
     assert secret not in "".join(capfd.readouterr())
     assert secret not in "".join(cluster.requests)
+
+
+def test_pods_import_what_the_script_does(
+    cluster: Cluster,
+    killed: Callable[[JobTrait], JobTrait],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hosts = killed(described(cluster)).state(cached_path=None).trainers
+    imports_what_the_script_does(hosts, tmp_path, monkeypatch)
 
 
 def test_another_script_finds_the_job(cluster: Cluster, tmp_path: Path) -> None:
