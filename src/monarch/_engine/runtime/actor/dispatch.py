@@ -15,7 +15,6 @@ endpoint goes to the caller, too, since it abandons one operation only.
 from __future__ import annotations
 
 import contextlib
-import logging
 import pickle
 import sys
 from typing import TYPE_CHECKING, Any, cast
@@ -287,6 +286,8 @@ def is_stop(cell: Cell, handler: Handler | None, error: BaseException) -> bool:
     stop = stop_behind(error)
     if stop is None:
         return False
+    import logging  # cold
+
     logging.getLogger("monarch").warning(
         "%s.%s() ended early, and no caller waits for it: %s stopped: %s %s",
         cell.identity.name,
