@@ -114,6 +114,7 @@ class Borrow:
             borrowed._aliases.arriving = None
             engine.drop(borrowed, where)
             origin.give_back(number)
+        engine.catch_up()
 
     def __repr__(self) -> str:
         kind = "mutable borrow" if self._mutable else "borrow"

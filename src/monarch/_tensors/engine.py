@@ -12,8 +12,7 @@ joins the batch, or the batch is sent; no code of the program runs then. So a fu
 backward may wait for a thread that issues operations, also in `compile` and `coalescing`, whose
 operations are on a tape (`tape`). With the lock a thread waits for the processes only: when they
 are to become the default group of torch.distributed, or meet for their first collective. A thread
-that waits for slow processes to confirm has given the lock back, unless it ends a borrow or a
-block, which is one step for all others.
+that waits for slow processes to confirm has given the lock back.
 
 An engine whose process is lost ends: each later operation raises the `SupervisionError` that calls
 of actors raise. Before the processes are stopped, the engine waits for the outcome of all work, so
@@ -96,7 +95,7 @@ class Engine:
         self.ended: Exception | None = None  # why no operation is possible
         self._loss: _spi.Failure | None = None
         self._uids: list[int] = []  # the processes
-        self.lock = threading.RLock()
+        self.lock: Any = threading.RLock()  # the interface does not have `_is_owned`
         self._peers: dict[Engine, int] = {}
         self.live: dict[int, Live] = {}
         self._dead: list[Live] = []  # released, to be deleted with the next operation
@@ -326,7 +325,7 @@ class Engine:
                 self._timed = True
                 self._begun.set()
         if is_full:
-            self._catch_up()
+            self.catch_up()
 
     def _append(self, place: Place, command: Command, where: Stack) -> None:
         run = self._run
@@ -347,9 +346,8 @@ class Engine:
                 self._pause.wait(_DELAY * self._scale)
                 self._timed = False
             try:
-                with self.lock:
-                    if all(map(_spi.settled, self._excess())):  # an error is for the next operation
-                        self.flush()
+                if all(map(_spi.settled, self._excess())):  # an error is for the next operation
+                    self._send_all()
             except Exception as error:  # each later operation raises it
                 self._end(error)
         self._withdraw()
@@ -427,6 +425,7 @@ class Engine:
                 self._append(place, command, where)
             self._forget_all(tape)
             self.flush()
+        self.catch_up()
 
     def discard(self, tape: Tape, where: Stack) -> None:
         """Send nothing of what a tape has kept but deletions; the results are dropped."""
@@ -484,15 +483,20 @@ class Engine:
 
     def flush(self) -> None:
         """Send what is collected; it waits while too much is unconfirmed."""
+        self._send_all()
+        self.catch_up()
+
+    def _send_all(self) -> None:
         with self.lock:
             if self._dead or self._dead_later:
                 self._bury()
             if self._runs:
                 self._send(None)
-        self._catch_up()
 
-    def _catch_up(self) -> None:
-        """Wait while too much is unconfirmed."""
+    def catch_up(self) -> None:
+        """Wait while too much is unconfirmed; not with the lock, for which others may wait."""
+        if self.lock._is_owned():
+            return
         while excess := self._excess():
             asked = excess[0]
             try:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +15,9 @@ pytest.importorskip("torch")
 
 import torch
 
-from monarch import coalescing, fetch_shard, inspect, no_mesh, remote
+from monarch import Stream, coalescing, fetch_shard, inspect, no_mesh, remote
 from monarch._engine.runtime.agent.client import client_proc
+from monarch._tensors import engine as engine_module
 from monarch._tensors.engine import engine_of
 from monarch.actor import Actor, endpoint, this_host
 from monarch.common._coalescing import compile  # noqa: A004 - the interface's name
@@ -258,6 +262,43 @@ def test_others_go_on_while_a_function_is_recorded(active: Any) -> None:
     thread.start()
     assert inspect(step(x + 1)).tolist() == [5.0] * 3
     assert inspect(other).tolist() == [6.0] * 3  # what others did is no part of the recording
+
+
+def _wait_for(path: str) -> None:
+    while not os.path.exists(path):
+        time.sleep(0.01)
+
+
+def _make(path: str) -> None:
+    open(path, "w").close()
+
+
+def test_a_thread_that_waits_for_slow_processes_lets_others_issue_operations(
+    active: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The processes wait for what another thread is to issue, on another stream."""
+    monkeypatch.setattr(engine_module, "_AHEAD", 0)
+    monkeypatch.setattr(engine_module, "_CONFIRM", 4)
+    engine, path = active.client, str(tmp_path / "go")
+    wait = remote(_wait_for, propagate=lambda _: None)
+    make = remote(_make, propagate=lambda _: None)
+
+    def be_ahead() -> Any:
+        with active.activate():
+            wait(path)
+            x = torch.zeros(2)
+            for _ in range(2000):
+                x = x.add(1)
+            return inspect(x).tolist()
+
+    def release() -> None:
+        while not engine._excess():
+            time.sleep(0.01)
+        with active.activate(), Stream("side").activate():
+            make(path)
+            inspect(torch.ones(1))
+
+    assert together(be_ahead, release)[0] == [2000.0, 2000.0]
 
 
 def test_two_threads_record_at_once(active: Any) -> None:
