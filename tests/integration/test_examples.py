@@ -27,7 +27,7 @@ from urllib.request import HTTPCookieProcessor, build_opener
 
 import pytest
 
-from monarch.job.os_process import OsProcess, descendants
+from monarch._diagnosis.door import ask_script
 from tests.integration.spmd.conftest import own_fork_servers
 from tests.kubernetes_kit import Cluster
 from tests.network import unavailable
@@ -647,8 +647,14 @@ def test_grpo_replaces_a_generator(tmp_path: Path) -> None:
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as program:
         assert program.stdout is not None
         next(line for line in program.stdout if line.startswith("    6 "))
-        newest = max(descendants([OsProcess.of(program.pid)]), key=lambda each: each[::-1])
-        newest.send(signal.SIGKILL)  # the last one that was spawned is a generator
+        told = json.loads(ask_script(program.pid, 60))  # as `monarch why --json` prints it
+        generators = {
+            account["pid"]: actor["rank"]
+            for account in told["accounts"]
+            for actor in account["actors"]
+            if actor["name"] == "generators"
+        }
+        os.kill(next(pid for pid, rank in generators.items() if rank == 1), signal.SIGKILL)
         rest = program.stdout.read()
     assert program.returncode == 0, rest
     assert re.search(r"^generator 1 was lost, and replaced after [\d.]+ s$", rest, re.MULTILINE)
