@@ -250,7 +250,7 @@ def _actor(process: int, account: dict[str, Any]) -> Actor:
         state = "busy"
         doing.sort(key=lambda one: one["wait"] is not None)
     else:
-        state = "waiting" if doing else "idle"
+        state = "waiting" if doing else "busy" if account["queued"] else "idle"
     return Actor(
         account["reference"],
         process,

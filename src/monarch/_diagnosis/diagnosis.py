@@ -100,7 +100,8 @@ class Diagnosis:
         hosts = {member.host for member in self.processes}
         actors = list(self._users())
         debugged = len({id(actor) for actor, _ in self._debugged()})
-        busy = len({id(actor) for actor, _ in self._busy()})
+        between = [actor for actor in actors if actor["queued"] and not actor["doing"]]
+        busy = len({id(actor) for actor, _ in self._busy()}) + len(between)
         waiting = len({id(actor) for actor, _ in self._waiting()})
         idle = max(0, len(actors) - debugged - busy - waiting)
         stopped = f"{debugged} at a breakpoint, " if debugged else ""

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 __all__ = ["Row", "rows", "summary", "table"]
 
+_MUCH = 0.5  # of a core: the share of a process whose only actor computes
 _ORDER = ("silent", "stopped", "debugged", "busy", "waiting", "idle")
 
 
@@ -57,18 +58,31 @@ def rows(
             continue
         if account["script"] is not None:
             found.append(_row("the script", 0, [account["script"]], place))
+        actors = [actor for actor in account["actors"] if not actor["system"]]
+        computes = len(actors) == 1 and share is not None and share >= _MUCH
         found += [
-            _row(actor["display"], actor["queued"], actor["doing"], place)
-            for actor in account["actors"]
-            if not actor["system"]
+            _row(actor["display"], actor["queued"], actor["doing"], place, computes)
+            for actor in actors
         ]
     return sorted(found, key=lambda row: (_ORDER.index(row.state), -(row.seconds or 0.0)))
 
 
-def _row(name: str, queued: int, doing: Sequence[Mapping[str, Any]], place: Any) -> Row:
-    """Return the row of an actor, with the longest of what it does."""
+def _row(
+    name: str,
+    queued: int,
+    doing: Sequence[Mapping[str, Any]],
+    place: Any,
+    computes: bool = False,
+) -> Row:
+    """Return the row of an actor, with the longest of what it does.
+
+    It is busy between two messages as well: if more of them wait, or if it computes most of the
+    time.
+    """
     if not doing:
-        return Row("idle", None, name, "", queued, *place)
+        is_busy = queued or computes
+        text = "between two messages" if is_busy else ""
+        return Row("busy" if is_busy else "idle", None, name, text, queued, *place)
     longest = max(doing, key=lambda activity: activity["seconds"] or 0.0)
     wait = longest["wait"]
     seconds = longest["seconds"]

@@ -83,6 +83,23 @@ def test_the_share_of_a_core_is_that_of_the_time_between_two_diagnoses() -> None
     assert {row.share for row in rows(after)} == {None}
 
 
+def test_an_actor_is_busy_between_two_messages() -> None:
+    """A look may come between two short calls."""
+    before = data(
+        [member(2), member(3), member(4)],
+        [
+            account(2, actor("has more", queued=3)),
+            account(3, actor("computes"), actor("ours", system=True)),
+            account(4, actor("either"), actor("or")),
+        ],
+    )
+    after = {**before, "processes": [member(2), member(3, cpu=0.8), member(4, cpu=0.8)]}
+    states = {row.actor: (row.state, row.doing) for row in rows(after, before, 1.0)}
+    between = ("busy", "between two messages")
+    assert states["has more"] == states["computes"] == between
+    assert states["either"] == states["or"] == ("idle", "")
+
+
 def test_a_table() -> None:
     assert table(rows(a_job()), 200, 4) == [
         "STATE    SINCE  QUEUE  CPU  MEMORY   PID  HOST   ACTOR              DOES",
