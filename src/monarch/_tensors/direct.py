@@ -44,8 +44,11 @@ def _is_watched() -> bool:
     """Whether something other than the active mesh takes note of the operations of this thread."""
     mode = thread.mode
     return (
-        (_modes() > 0 if mode is None else _modes() != mode.depth)
-        or (mode is not None and _mode_at(mode.index) is not mode)
+        (
+            _modes() > 0
+            if mode is None
+            else _modes() != mode.depth or _mode_at(mode.index) is not mode
+        )
         or _function_modes() > 0
         or forward_ad._current_level >= 0
         or _is_profiling()

@@ -151,8 +151,8 @@ class Engine:
         )
         first = self.workers.slice(**dict.fromkeys(procs.sizes, 0))
         self._keeping = first.keep.call_one()
-        _spi.start_thread("monarch-tensors-flush", self._flush_late)
         self._withdraw = _spi.before_calls(self.push)
+        _spi.start_thread("monarch-tensors-flush", self._flush_late)
 
     def beneath(self) -> contextlib.AbstractContextManager[object]:
         """Return what is entered while a mesh of this engine is active, below its mode."""
@@ -424,8 +424,7 @@ class Engine:
             for command, where, place in tape:
                 self._append(place, command, where)
             self._forget_all(tape)
-            self.flush()
-        self.catch_up()
+        self.flush()
 
     def discard(self, tape: Tape, where: Stack) -> None:
         """Send nothing of what a tape has kept but deletions; the results are dropped."""
@@ -437,7 +436,7 @@ class Engine:
                 else:
                     self._unmake(command, where)
             self._forget_all(tape)
-            self.flush()
+        self.flush()
 
     def _forget_all(self, tape: Tape) -> None:
         for plan in tape.forgotten:

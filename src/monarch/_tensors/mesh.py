@@ -222,7 +222,7 @@ def activate(mesh: DeviceMesh | None) -> Guard:
     elif old is not None and old.client.is_simulated:
         beneath.enter_context(_disable_current_modes())
     else:
-        beneath.callback(stand_aside() or _nothing)
+        beneath.callback(stand_aside())
     guard = Guard()
     enter(guard, "mesh", mesh, presence)
     _changed(old)
@@ -235,10 +235,6 @@ def activate(mesh: DeviceMesh | None) -> Guard:
 
     guard.end = end
     return guard
-
-
-def _nothing() -> None:
-    """Put no mode back."""
 
 
 def _changed(old: DeviceMesh | None) -> None:

@@ -163,14 +163,14 @@ def stand() -> object:
     return mode.presence() or mode.keep()
 
 
-def stand_aside() -> Callable[[], None] | None:
+def stand_aside() -> Callable[[], None]:
     """Take the mode out, so that local operations do not enter it; return what puts it back.
 
-    Only in a thread without an event loop: other tasks need the mode. None if there is no mode.
+    Only in a thread without an event loop: other tasks need the mode.
     """
     mode = thread.mode
     if mode is None or not _holds(mode) or asyncio._get_running_loop() is not None:
-        return None
+        return _nothing
     mode._take_out()
     thread.mode = mode.outer
 

@@ -124,8 +124,8 @@ def compile(fn: Callable[..., Any] | None = None, verify: bool = True) -> Any:  
 
     `fn` may use several streams, and several meshes that were used before, also of several
     `spawn_procs`: then the processes of each get one command. Other tasks and threads go on while
-    it records. What they do is no part of it, unless they use a tensor that it made or was given,
-    as the threads do in which autograd computes a backward.
+    it records. Their operations are no part of it, except those on a tensor that it made or was
+    given, such as those of the threads in which autograd computes a backward.
 
     Args:
         fn: a function of tensors and hashable values.

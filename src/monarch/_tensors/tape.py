@@ -148,17 +148,16 @@ def tape_for(engine: Any, command: Command) -> Tape | None:
 
 def tape_of(engine: Any, refs: Iterable[int]) -> Tape | None:
     """Return the tape whose collection has made one of these values; None if there is none."""
-    for collection in open_collections:
-        tape = collection.tapes.get(engine)
-        if tape is not None and tape.is_open and tape.makes(refs):
-            return tape
-    return None
+    return next((tape for tape in _open_tapes(engine) if tape.makes(refs)), None)
 
 
 def keeper_of(engine: Any, ref: int) -> Tape | None:
     """Return the tape that gets the deletion of a value; None if it is to be sent."""
+    return next((tape for tape in _open_tapes(engine) if tape.collection.keeps(tape, ref)), None)
+
+
+def _open_tapes(engine: Any) -> Iterator[Tape]:
     for collection in open_collections:
         tape = collection.tapes.get(engine)
-        if tape is not None and tape.is_open and collection.keeps(tape, ref):
-            return tape
-    return None
+        if tape is not None and tape.is_open:
+            yield tape

@@ -11,6 +11,28 @@ from monarch.actor import Actor, endpoint
 
 WAIT = 60.0
 
+PROGRAM = """
+from monarch.actor import Actor, endpoint, this_host
+from monarch.job import ProcessJob
+
+class Imports(Actor):
+    @endpoint
+    def six(self):
+        import six
+        return six.__file__
+
+def find(hosts):
+    return hosts.spawn_procs().spawn("imports", Imports).six.call().get().values()
+
+import six
+job = ProcessJob({"h": 1})
+try:
+    print(six.__file__, *find(this_host()), *find(job.state(cached_path=None).h))
+finally:
+    job.kill()
+"""
+"""Prints the file of a module: of the script, of a process here, and of one on a job's host."""
+
 
 class Imports(Actor):
     @endpoint

@@ -11,30 +11,9 @@ from pathlib import Path
 import pytest
 
 from monarch.actor import attach_to_workers
-from tests.integration.jobs.shadowed import imports_what_the_script_does
+from tests.integration.jobs.shadowed import PROGRAM, imports_what_the_script_does
 
 WAIT = 60
-
-PROGRAM = """
-from monarch.actor import Actor, endpoint, this_host
-from monarch.job import ProcessJob
-
-class Imports(Actor):
-    @endpoint
-    def six(self):
-        import six
-        return six.__file__
-
-def find(hosts):
-    return hosts.spawn_procs().spawn("imports", Imports).six.call().get().values()
-
-import six
-job = ProcessJob({"h": 1})
-try:
-    print(six.__file__, *find(this_host()), *find(job.state(cached_path=None).h))
-finally:
-    job.kill()
-"""
 
 
 @pytest.mark.parametrize("way", ["file", "module", "command", "zip", "relative"])

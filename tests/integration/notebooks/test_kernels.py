@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 import signal
-import textwrap
 from pathlib import Path
 
 import pytest
 
 from monarch.job.os_process import OsProcess, descendants, wait_for
 from tests.docs.test_documents import blocks_of
+from tests.integration.jobs.shadowed import PROGRAM
 from tests.integration.notebooks.kernel import WAIT, Kernel
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "notebooks.md"
@@ -288,31 +288,9 @@ def test_a_killed_kernel_leaves_nothing_running(kernel: Kernel) -> None:
 
 def test_hosts_of_a_job_import_what_the_notebook_does(kernel: Kernel, tmp_path: Path) -> None:
     """The module beside the notebook, and not the installed one of the same name."""
-    code = """
-    import os, sys
-    from monarch.actor import Actor, endpoint, this_host
-    from monarch.job import ProcessJob
-
-    folder = FOLDER
-    os.makedirs(folder)
-    open(os.path.join(folder, "six.py"), "w").close()
-    sys.path.insert(0, folder)
-    sys.modules.pop("six", None)
-
-    class Imports(Actor):
-        @endpoint
-        def six(self):
-            import six
-            return six.__file__
-
-    def find(hosts):
-        return hosts.spawn_procs().spawn("imports", Imports).six.call().get().values()
-
-    import six
-    job = ProcessJob({"h": 1})
-    print(six.__file__, *find(this_host()), *find(job.state(cached_path=None).h))
-    job.kill()
-    """
     folder = tmp_path / "beside"
-    said = kernel.ok(textwrap.dedent(code).replace("FOLDER", repr(str(folder))))
+    folder.mkdir()
+    (folder / "six.py").touch()
+    before = f"import sys; sys.path.insert(0, {str(folder)!r}); sys.modules.pop('six', None)\n"
+    said = kernel.ok(before + PROGRAM)
     assert said.split() == [str(folder / "six.py")] * 3

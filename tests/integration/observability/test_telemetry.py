@@ -176,7 +176,7 @@ def test_a_killed_actor_and_a_failed_one(run: Run) -> None:
     raised, killed = json.loads(run(ACTORS + _dedent(text)))
     assert "ValueError: bad weights" in raised["reason"]
     assert "recorder" not in raised["reason"]
-    assert "SIGKILL" in killed["reason"]  # told by the process that owns the mesh
+    assert "SIGKILL" in killed["reason"]  # a row of the process that owns the mesh
 
 
 def test_an_observer_that_is_killed_comes_back(run: Run) -> None:

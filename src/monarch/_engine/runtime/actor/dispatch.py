@@ -57,12 +57,12 @@ __all__ = [
     "end_of_dead",
     "error_body",
     "failed",
-    "is_stop",
     "prepare",
     "raised",
     "rebuild_error",
     "rebuild_raised",
     "reply",
+    "report_stop",
     "run_sync",
     "send_error",
     "serve_sync",
@@ -273,7 +273,7 @@ def failed(
                 error = _unsendable(error, f"{cell.identity.name}.{name}", handler.function)
             send_error(cell, link, frame, name, error, suffix)
         return None
-    if not frame.port and is_stop(cell, handler, error):
+    if not frame.port and report_stop(cell, handler, error):
         cell.current = None
         return None
     end = end_by(cell, error)
@@ -281,8 +281,11 @@ def failed(
     return end
 
 
-def is_stop(cell: Cell, handler: Handler | None, error: BaseException) -> bool:
-    """Whether a one-way message ended because its callee was stopped: this actor goes on then."""
+def report_stop(cell: Cell, handler: Handler | None, error: BaseException) -> bool:
+    """Report a one-way message that ended because its callee was stopped; the actor goes on.
+
+    Return whether it ended by that, and not by another error.
+    """
     stop = stop_behind(error)
     if stop is None:
         return False

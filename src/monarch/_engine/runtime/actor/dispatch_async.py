@@ -25,10 +25,10 @@ from monarch._engine.runtime.actor.dispatch import (
     construct,
     end_of_dead,
     failed,
-    is_stop,
     prepare,
     raised,
     reply,
+    report_stop,
     send_error,
     stopped,
 )
@@ -284,7 +284,7 @@ async def _concurrent(
         raised(cell, error)
         if ticket:
             _fail(cell, ticket, link, frame, handler, error)
-        elif cell.state is not DEAD and not is_stop(cell, handler, error):
+        elif cell.state is not DEAD and not report_stop(cell, handler, error):
             cell.abort(error)
     else:
         if answer is not None and cell.redeem(ticket):

@@ -392,8 +392,8 @@ class Hosts:
             if other in self._bound and other in self._peer_hosts:
                 self._tell_rebound(host, f"the worker at {address} serves in the place of {other}")
                 return
-            # Jobs that were killed have no secret left; a later one may have the same addresses.
-            if os.path.exists(self._secrets.get(other, "")):
+            # A later job may have the addresses of one that was killed, and has another secret.
+            if other in self._secrets and not self._is_killed(other):
                 self._secrets[host] = self._secrets[other]
             if other in self._peer_hosts:
                 core.detach([other], lambda: None, shutdown=False)
