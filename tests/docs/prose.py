@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import re
 import tokenize
@@ -29,6 +30,7 @@ class Block(NamedTuple):
     text: str
 
 
+@functools.cache
 def files() -> list[Path]:
     """Return the files that hold prose."""
     found = [
@@ -41,14 +43,13 @@ def files() -> list[Path]:
     return [*sorted(ROOT.glob("*.md")), *found]
 
 
-def blocks(path: Path) -> Iterator[Block]:
-    """Yield the prose of a file."""
+@functools.cache
+def blocks(path: Path) -> list[Block]:
+    """Return the prose of a file."""
     text = path.read_text()
     if path.suffix == ".md":
-        yield from _paragraphs(path, text)
-        return
-    yield from _comments(path, text)
-    yield from _docstrings(path, text)
+        return [*_paragraphs(path, text)]
+    return [*_comments(path, text), *_docstrings(path, text)]
 
 
 def _paragraphs(path: Path, text: str) -> Iterator[Block]:

@@ -194,4 +194,4 @@ def test_each_name_is_there(module: str, name: str) -> None:
     assert [one for one in members.split() if not hasattr(found, one) and one not in fields] == []
     if isinstance(found, enum.EnumMeta):  # Python itself has changed its parameters
         return
-    check(parameters.split(), dict(inspect.signature(found).parameters))
+    check(name, parameters.split(), dict(inspect.signature(found).parameters))
