@@ -6,9 +6,12 @@
 PYTHON ?= python3
 BIN    := .venv/bin
 
+# A machine that forbids files of bytecode would compile this package for each process that starts.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-hosts demo-replicas demo-slurm test test-pythons soak-profile check news release-check docs docs-serve format bench clean
+.PHONY: help demo demo-hosts demo-replicas demo-slurm test test-all test-pythons soak-profile check news release-check docs docs-serve format bench clean
 
 help: ## list the targets
 	@echo "pymonarch: actors on meshes of processes, in pure Python"
@@ -30,11 +33,17 @@ demo-replicas: .venv/.ready-examples ## train with replicas that are killed at r
 demo-slurm: .venv/.ready-examples ## the same on a Slurm cluster that is started for it (needs root, slurmctld, slurmd)
 	@$(BIN)/python examples/demo_slurm.py $(DEMO)
 
-test: .venv/.ready-dev ## set up, then run the tests
-	@$(BIN)/python -m pytest $(TESTS)
+# All tests share the cores (see tests/queue.py); a few that are chosen by TESTS run in one process.
+QUEUE := -n auto -q
+
+test: .venv/.ready-dev ## set up, then run the tests, without the slow ones (12 minutes on two cores)
+	@$(BIN)/python -m pytest $(or $(TESTS),$(QUEUE) -m "not slow")
+
+test-all: .venv/.ready-dev ## run all tests, also the slow ones, the checks, and all on the other Pythons
+	@ALL=1 $(BIN)/python -m pytest $(QUEUE) .ci/jobs tests
 
 test-pythons: .venv/.ready-dev ## run tests on the other Pythons that are installed (VERSIONS="3.10 3.12")
-	@$(BIN)/python .ci/pythons.py
+	@$(BIN)/python -m pytest .ci/jobs/test_pythons.py
 
 soak-profile: .venv/.ready-dev ## look at programs of torch all the time, for SECONDS (300)
 	@$(BIN)/python tests/soak/profiles.py $(SECONDS)

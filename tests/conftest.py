@@ -33,10 +33,8 @@ from monarch.integrations.pytest.resources import (
     command,
     leaks,
 )
+from tests.reruns import Reruns
 from tests.skipped import summary
-
-MOST_UNSTABLE = 3
-"""How many tests of a run may fail at first, where ``--reruns`` gives them a second try."""
 
 LIMIT = pytest.StashKey[Any]()
 
@@ -65,6 +63,27 @@ for number, handler in (
         signal.signal(number, handler)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Use a worker more than there are cores (``-n auto``): tests wait more than they compute."""
+    return (os.cpu_count() or 1) + 1
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from tests.queue import FileQueue  # other Pythons have no pytest-xdist
+
+    config.option.loadscopereorder = False  # `longest_first` has sorted
+    return FileQueue(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        from tests.queue import longest_first
+
+        longest_first(items)
+
+
 def pytest_collection_finish() -> None:
     """Freeze the objects that exist before the first test, to speed up later collections."""
     gc.collect()
@@ -82,27 +101,47 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         item.config.hook.pytest_timeout_set_timer(item=item, settings=item.stash[LIMIT])
 
 
+class SecondTries:
+    """Keeps the record of second tries (see ``--reruns``), and fails a run that has too many."""
+
+    def __init__(self, root: Path) -> None:
+        self._record = Reruns(root)
+        self._reports: list[pytest.TestReport] = []
+        self._faults: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.outcome == "rerun":
+            self._reports.append(report)
+            self._record.add(report.nodeid, report.longreprtext, os.getloadavg()[0])
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        self._faults = self._record.close()
+        if self._faults and not session.exitstatus:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_terminal_summary(self, terminalreporter: Any) -> Generator[None, Any, Any]:
+        result = yield
+        for report in self._reports:
+            terminalreporter.write_line(f"failed, and was tried again: {report.nodeid}")
+            terminalreporter.write_line(report.longreprtext)
+        for fault in self._faults:
+            terminalreporter.write_line(f"error: {fault}")
+        return result
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter: Any) -> Generator[None, Any, Any]:
     """Print the skipped tests, and what they need, just before the last line of the run."""
     result = yield
-    unstable = terminalreporter.stats.get("rerun", [])
-    for report in unstable:
-        terminalreporter.write_line(f"failed, and was tried again: {report.nodeid}")
-        terminalreporter.write_line(report.longreprtext)
+    for report in terminalreporter.stats.get("passed", []):
+        for line in (value for name, value in report.user_properties if name == "says"):
+            terminalreporter.write_line(line)
     skipped = terminalreporter.stats.get("skipped", [])
     for line in summary(report.longrepr[2] for report in skipped):
         terminalreporter.write_line(line)
     return result
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail a run in which too many tests failed at first (see ``--reruns``)."""
-    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    unstable = len(reporter.stats.get("rerun", [])) if reporter is not None else 0
-    if unstable > MOST_UNSTABLE and not session.exitstatus:
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_unconfigure() -> None:
@@ -133,6 +172,8 @@ def pytest_configure(config: pytest.Config) -> None:
     path = Path(folder, "faults")
     path.touch()
     os.environ["MONARCH_FAULT_FILE"] = str(path)  # processes that are started inherit it
+    if config.getoption("reruns", None) and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(SecondTries(config.rootpath), "second tries")
 
 
 MARKERS = {"error": "internal_errors", "failure": "failures"}

@@ -70,7 +70,7 @@ def test_the_source_distribution_is_the_repository(unpacked: Path) -> None:
 
 def test_make_and_the_tests_work_in_the_source_distribution(unpacked: Path) -> None:
     assert "make demo" in run("make", "help", cwd=unpacked)
-    for target in ("demo", "test", "test-pythons", "check", "bench"):
+    for target in ("demo", "test", "test-all", "test-pythons", "check", "bench"):
         run("make", "--dry-run", target, cwd=unpacked)
     command = (
         sys.executable,

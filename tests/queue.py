@@ -1,0 +1,45 @@
+"""The queue of test files, from which the workers of pytest-xdist take: the longest first.
+
+A file is run by one worker, since tests of a file share meshes. A long file that comes last would
+keep one worker busy and the others idle, so the files of `LONGEST` come first, then those with the
+most tests. `pytest --durations=0` says what is long.
+
+Rejected: `--dist worksteal`, which splits files, so that each worker makes the meshes of all files.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+__all__ = ["FileQueue", "longest_first"]
+
+LONGEST = (
+    ".ci/jobs/",
+    "tests/integration/test_examples.py",
+)
+"""What the names of tests begin with, the longest files first."""
+
+_JOBS = ".ci/jobs/"
+"""Tests of this folder are jobs that take minutes and share nothing: each is for any worker."""
+
+
+class FileQueue(LoadScopeScheduling):
+    """Gives a worker one file of tests after the other, in the order of the collection."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return nodeid if nodeid.startswith(_JOBS) else nodeid.partition("::")[0]
+
+
+def longest_first(items: list[pytest.Item]) -> None:
+    """Sort collected tests in place; those of one file keep their order."""
+    sizes = Counter(item.nodeid.partition("::")[0] for item in items)
+
+    def place(item: pytest.Item) -> tuple[int, int, str]:
+        file = item.nodeid.partition("::")[0]
+        known = (place for place, start in enumerate(LONGEST) if file.startswith(start))
+        return next(known, len(LONGEST)), -sizes[file], file
+
+    items.sort(key=place)
