@@ -33,7 +33,7 @@ demo-replicas: .venv/.ready-examples ## train with replicas that are killed at r
 demo-slurm: .venv/.ready-examples ## the same on a Slurm cluster that is started for it (needs root, slurmctld, slurmd)
 	@$(BIN)/python examples/demo_slurm.py $(DEMO)
 
-# All tests share the cores (see tests/queue.py); a few that are chosen by TESTS run in one process.
+# All tests share the cores (see tests/file_queue.py); a few that are chosen by TESTS run in one process.
 QUEUE := -n auto -q
 
 test: .venv/.ready-dev ## set up, then run the tests, without the slow ones (12 minutes on two cores)

@@ -7,11 +7,13 @@ once its meshes are stopped, by the means of the plugin (`monarch.integrations.p
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import functools
 import gc
 import inspect
 import json
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -33,10 +35,14 @@ from monarch.integrations.pytest.resources import (
     command,
     leaks,
 )
+from tests import warm
 from tests.reruns import Reruns
 from tests.skipped import summary
 
 LIMIT = pytest.StashKey[Any]()
+
+MEMORY = 12 << 30
+"""Bytes that this process may take: beyond, a `MemoryError` says where it is; the kernel kills."""
 
 RUN = "pymonarch-run-"  # prefix of the directories of test runs
 
@@ -71,7 +77,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    from tests.queue import FileQueue  # other Pythons have no pytest-xdist
+    from tests.file_queue import FileQueue  # other Pythons have no pytest-xdist
 
     config.option.loadscopereorder = False  # `longest_first` has sorted
     return FileQueue(config, log)
@@ -79,7 +85,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):
-        from tests.queue import longest_first
+        from tests.file_queue import longest_first
 
         longest_first(items)
 
@@ -165,6 +171,9 @@ def pytest_configure(config: pytest.Config) -> None:
     This is not done on import, since processes of meshes import this module, too. If a run is
     killed, the next run removes its directory.
     """
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if soft == resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, hard))
     own_folder.remove_stale(RUN, tempfile.gettempdir())
     folder, fd = own_folder.make(RUN, tempfile.gettempdir())
     config.add_cleanup(functools.partial(os.close, fd))
@@ -239,6 +248,7 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a module whose tests leave resources behind."""
     before = Resources.now()
     yield
+    before = dataclasses.replace(before, processes=before.processes | warm.processes())
     if found := leaks(before):
         pytest.fail(f"{request.node.nodeid} left behind:\n  " + "\n  ".join(found), pytrace=False)
 
@@ -254,6 +264,7 @@ def end_of_client(fault_file: FaultFile) -> Iterator[None]:
         sys.modules["monarch.actor"].shutdown_context().get(timeout=30)
         assert fault_file.unwanted() == []
         if sys.platform == "linux":
-            await_exit(children(os.getpid()), time.monotonic() + GRACE)
-            if left := [f"{pid}: {command(pid)}" for pid in children(os.getpid())]:
-                pytest.fail("left running after shutdown_context():\n  " + "\n  ".join(left))
+            await_exit({*children(os.getpid())} - warm.processes(), time.monotonic() + GRACE)
+            if left := {*children(os.getpid())} - warm.processes():
+                lines = [f"{pid}: {command(pid)}" for pid in left]
+                pytest.fail("left running after shutdown_context():\n  " + "\n  ".join(lines))

@@ -28,6 +28,7 @@ from urllib.request import HTTPCookieProcessor, build_opener
 import pytest
 
 from monarch._diagnosis.door import ask_script
+from tests import warm
 from tests.integration.spmd.conftest import own_fork_servers
 from tests.kubernetes_kit import Cluster
 from tests.network import unavailable
@@ -117,7 +118,8 @@ def python(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str
 def example(
     name: str, *arguments: str, cwd: Path, returncode: int = 0
 ) -> subprocess.CompletedProcess[str]:
-    done = python(EXAMPLES / f"{name}.py", *arguments, cwd=cwd)
+    run = warm.run if "torch" in NEEDED[name] else python
+    done = run(EXAMPLES / f"{name}.py", *arguments, cwd=cwd)
     assert done.returncode == returncode, done.stdout + done.stderr
     return done
 
@@ -205,7 +207,10 @@ def test_help_names_the_options_and_a_mesh_of_nobody_is_refused(
     name: str, option: str, tmp_path: Path
 ) -> None:
     program = EXAMPLES / f"{name}.py"
-    done = python("-c", BOTH, program, option, "0", cwd=tmp_path)
+    both = tmp_path / "both.py"
+    both.write_text(BOTH)
+    run = warm.run if "torch" in NEEDED[name] else python
+    done = run(both, program, option, "0", cwd=tmp_path)
     assert re.findall(r"^exit (\w+)$", done.stdout, re.MULTILINE) == ["0", "2"], done.stderr
     options = set(re.findall(r'"(--\w+)"', program.read_text()))
     assert len(options) >= 2

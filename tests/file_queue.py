@@ -1,8 +1,8 @@
 """The queue of test files, from which the workers of pytest-xdist take: the longest first.
 
-A file is run by one worker, since tests of a file share meshes. A long file that comes last would
-keep one worker busy and the others idle, so the files of `LONGEST` come first, then those with the
-most tests. `pytest --durations=0` says what is long.
+A file is run by one worker, since tests of a file share meshes; those of `APART` are not. A long
+file that comes last would keep one worker busy and the others idle, so the files of `LONGEST` come
+first, then those with the most tests. `pytest --durations=0` says what is long.
 
 Rejected: `--dist worksteal`, which splits files, so that each worker makes the meshes of all files.
 """
@@ -16,21 +16,28 @@ from xdist.scheduler import LoadScopeScheduling
 
 __all__ = ["FileQueue", "longest_first"]
 
-LONGEST = (
+APART = (
     ".ci/jobs/",
     "tests/integration/test_examples.py",
+    "tests/docs/test_documents.py",
+    "tests/integration/test_mistakes.py",
 )
-"""What the names of tests begin with, the longest files first."""
+"""Each test of these starts a program of its own and shares nothing: it is for any worker."""
 
-_JOBS = ".ci/jobs/"
-"""Tests of this folder are jobs that take minutes and share nothing: each is for any worker."""
+LONGEST = (
+    ".ci/jobs/test_pythons.py",
+    ".ci/jobs/",
+    "tests/integration/test_examples.py",
+    "tests/docs/test_documents.py",
+)
+"""What the names of tests begin with, the longest first."""
 
 
 class FileQueue(LoadScopeScheduling):
     """Gives a worker one file of tests after the other, in the order of the collection."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return nodeid if nodeid.startswith(_JOBS) else nodeid.partition("::")[0]
+        return nodeid if nodeid.startswith(APART) else nodeid.partition("::")[0]
 
 
 def longest_first(items: list[pytest.Item]) -> None:

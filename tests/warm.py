@@ -1,0 +1,171 @@
+"""`run`: run a script as `python script.py` does, without the second that importing torch takes.
+
+A server, one for each process of pytest, imports torch once and forks for each script. The child
+takes over the arguments, environment, folder and standard streams, runs the script as `__main__`,
+and exits as an interpreter does: with tracebacks, exit handlers and waits for threads. Only what
+torch reads when it is imported (`OMP_NUM_THREADS`) is the server's.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import importlib.util
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import types
+from collections.abc import Mapping
+from pathlib import Path
+
+__all__ = ["processes", "run"]
+
+PRELOADED = "numpy", "torch"
+
+
+def run(
+    *arguments: str | Path, cwd: Path, env: Mapping[str, str] | None = None, timeout: float = 280
+) -> subprocess.CompletedProcess[str]:
+    """Run a script with its arguments; return how it ended, and what it printed."""
+    words, environ = [*map(str, arguments)], dict(os.environ if env is None else env)
+    command = [sys.executable, *words]
+    if not all(map(importlib.util.find_spec, PRELOADED)):
+        return subprocess.run(
+            command,
+            cwd=cwd,
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+    ours, theirs = socket.socketpair()
+    pipes = [os.pipe() for _ in range(2)]
+    with theirs, open(os.devnull) as nothing:
+        fds = [nothing.fileno(), *(end for _, end in pipes), theirs.fileno()]
+        request = json.dumps([words, environ, str(cwd)]).encode()
+        channel = _server()
+        socket.send_fds(channel, [len(request).to_bytes(4, "big")], fds)
+        channel.sendall(request)
+    texts = ["", ""]
+
+    def read(place: int) -> None:
+        with open(pipes[place][0]) as file:
+            texts[place] = file.read()
+
+    readers = [threading.Thread(target=read, args=(place,)) for place in range(2)]
+    for (_, end), reader in zip(pipes, readers, strict=True):
+        os.close(end)
+        reader.start()
+    with ours:
+        ours.settimeout(timeout)
+        try:
+            status = ours.recv(100)
+        except TimeoutError:
+            ours.shutdown(socket.SHUT_WR)  # the keeper kills the script
+            ours.settimeout(None)
+            ours.recv(100)
+            raise subprocess.TimeoutExpired(command, timeout) from None
+        finally:
+            for reader in readers:
+                reader.join()
+    return subprocess.CompletedProcess(command, int(status), *texts)
+
+
+_servers: list[tuple[subprocess.Popen[bytes], socket.socket]] = []
+
+
+def processes() -> set[int]:
+    """Return the server that this process has started: no test has left it behind."""
+    return {server.pid for server, _ in _servers}
+
+
+def _server() -> socket.socket:
+    """Return the socket of the server, which ends when this process does."""
+    if not _servers:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, __file__, str(theirs.fileno())]
+            fds = [theirs.fileno()]
+            _servers.append(
+                (subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL), ours)
+            )
+        atexit.register(_stop)
+    return _servers[0][1]
+
+
+def _stop() -> None:
+    server, channel = _servers.pop()
+    channel.close()
+    server.wait()
+
+
+def serve(channel: socket.socket) -> tuple[list[str], dict[str, str], str, list[int]]:
+    """Fork for each request; return it, in the child. The server ends here with its client."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers are not waited for
+    while True:
+        size, fds, _, _ = socket.recv_fds(channel, 4, 4)
+        if not size:
+            os._exit(0)
+        left, request = int.from_bytes(size, "big"), b""
+        while len(request) < left:
+            request += channel.recv(left - len(request))
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            channel.close()
+            script = os.fork()
+            if script == 0:
+                return *json.loads(request), fds
+            _keep(script, fds)
+        for fd in fds:
+            os.close(fd)
+
+
+def _keep(script: int, fds: list[int]) -> None:
+    """Wait for a script, report how it ended, and exit. It is killed if its client gives up."""
+    for fd in fds[:3]:
+        os.close(fd)
+    report = socket.socket(fileno=fds[3])
+    ended = os.pidfd_open(script)
+    if ended not in select.select([ended, report], [], [])[0]:
+        os.kill(script, signal.SIGKILL)
+    _, status = os.waitpid(script, 0)
+    report.sendall(str(os.waitstatus_to_exitcode(status)).encode())
+    os._exit(0)
+
+
+def become(words: list[str], environ: dict[str, str], folder: str, fds: list[int]) -> None:
+    """Run the script in this process, which was forked for it."""
+    for number, fd in enumerate(fds[:3]):
+        os.dup2(fd, number)
+    for fd in fds:
+        os.close(fd)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environ)
+    script = words[0]
+    sys.argv, sys.orig_argv = words, [sys.executable, *words]
+    sys.path[:1] = [os.path.dirname(os.path.abspath(script))]
+    main = types.ModuleType("__main__")
+    main.__file__ = script
+    main.__dict__["__builtins__"] = __builtins__
+    sys.modules["__main__"] = main
+    try:
+        exec(compile(Path(script).read_bytes(), script, "exec"), main.__dict__)
+    except SystemExit:
+        raise
+    except BaseException as error:  # as the interpreter does at the end of a script
+        error = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
+        sys.excepthook(type(error), error, error.__traceback__)
+        sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
+
+
+if __name__ == "__main__":
+    for name in PRELOADED:
+        importlib.import_module(name)
+    become(*serve(socket.socket(fileno=int(sys.argv[1]))))
