@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import faulthandler
 import functools
 import gc
 import inspect
@@ -43,6 +44,9 @@ LIMIT = pytest.StashKey[Any]()
 
 MEMORY = 12 << 30
 """Bytes that this process may take: beyond, a `MemoryError` says where it is; the kernel kills."""
+
+KEPT = 1 << 30
+"""Bytes by which this process may grow during the tests of a module."""
 
 RUN = "pymonarch-run-"  # prefix of the directories of test runs
 
@@ -246,11 +250,21 @@ def no_faults(request: pytest.FixtureRequest, fault_file: FaultFile) -> Iterator
 @pytest.fixture(scope="module", autouse=sys.platform == "linux")
 def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a module whose tests leave resources behind."""
-    before = Resources.now()
+    before, memory = Resources.now(), resident()
     yield
     before = dataclasses.replace(before, processes=before.processes | warm.processes())
-    if found := leaks(before):
+    found = leaks(before)
+    if (grown := resident() - memory) > KEPT:
+        faulthandler.dump_traceback(all_threads=True)
+        found.append(f"{grown >> 20} MiB of memory; what the threads do is on standard error")
+    if found:
         pytest.fail(f"{request.node.nodeid} left behind:\n  " + "\n  ".join(found), pytrace=False)
+
+
+def resident() -> int:
+    """Return the bytes of memory of this process that it shares with no other."""
+    text = Path("/proc/self/status").read_text()
+    return int(text.partition("RssAnon:")[2].split()[0]) << 10
 
 
 @pytest.fixture(scope="session", autouse=True)
