@@ -49,6 +49,10 @@ def described_one(pipe: Any, sent: int) -> Any:
         yield torch.empty(())
 
 
+def from_environment(pipe: Any, name: str) -> None:
+    pipe.send(torch.tensor(float(os.environ.get(name, "0"))))
+
+
 def broken(pipe: Any, sent: int) -> None:
     for _ in range(sent):
         pipe.send(torch.ones(()))
@@ -95,6 +99,13 @@ def test_the_processes_end_with_the_pipe(active: Any) -> None:
         os.close(end)
 
 
+def test_a_process_has_the_environment_that_its_worker_has_now(active: Any) -> None:
+    make = remote(from_environment, propagate=described_one)
+    assert inspect(create_pipe(make, "PIPE_TEST").recv()).item() == 0
+    remote(_set).call("PIPE_TEST", "7").get(timeout=60)
+    assert inspect(create_pipe(make, "PIPE_TEST").recv()).item() == 7
+
+
 def test_a_pipe_of_another_stream(active: Any) -> None:
     stream = Stream("loader")
     with stream.activate():
@@ -124,6 +135,11 @@ def _pids(pipe: Pipe) -> list[int]:
     """Return the processes of the functions: the workers are asked for them."""
     found = remote(_children).call(pipe._handle).get(timeout=60)
     return [pid for _, pid in found.items()]
+
+
+def _set(name: str, value: str) -> int:
+    os.environ[name] = value
+    return 0
 
 
 def _children(handle: Any) -> int:
