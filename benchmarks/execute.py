@@ -13,17 +13,19 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from environments import ROOT
-from machine import free_gigabytes
+from machine import free_gigabytes, load_when_quiet
 from rows import RAY, Program
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 PR_SET_CHILD_SUBREAPER = 36
 GRACE = 3.0
+ONE_CORE = ("taskset", "--cpu-list", str(min(os.sched_getaffinity(0))))
+"""What stands before a command that runs on one core, with all that it starts."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +33,14 @@ class Outcome:
     """The result of one run of a program: figures, or a message why there are none.
 
     `unavailable` is the reason if this machine lacks what the program measures, which is no
-    failure.
+    failure. `load` is the machine's load before the run.
     """
 
     seconds: float
     figures: dict[str, dict[str, float]] | None = None
     failure: str | None = None
     unavailable: str | None = None
+    load: float = 0.0
 
 
 def adopt_orphans() -> None:
@@ -53,7 +56,10 @@ def run_program(program: Program, engine: str, python: Path, span: float) -> Out
         return Outcome(0, failure=f"needs {needed:g} GB of free memory; there are {free:.1f}")
     file = f"ray_{program.file}.py" if engine == RAY else f"{program.file}.py"
     command = [str(python), str(PROGRAMS / file), *filter(None, [program.argument])]
-    return run_command(command, program.timeout, span, program.environment)
+    if program.one_core:
+        command = [*ONE_CORE, *command]
+    load = load_when_quiet()
+    return replace(run_command(command, program.timeout, span, program.environment), load=load)
 
 
 def run_command(

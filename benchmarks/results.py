@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from execute import Outcome
+from machine import MOST_LOAD
 from rows import OURS, RAY, REFERENCE, Program, Row
 
 MET, MISSED, UNKNOWN, NO_GOAL = "met", "missed", "not measured", ""
@@ -19,6 +20,12 @@ class Runs:
     failures: list[str] = field(default_factory=list)
     unavailable: str | None = None
     seconds: float = 0.0
+    loads: list[float] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        """How many repetitions there were."""
+        return max(len(self.loads), len(self.figures) + len(self.failures))
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,7 @@ class Results:
     settings: dict[str, float | int | bool]
     engines: dict[str, dict[str, str]]
     floor: float | None = None
+    floor_on_one_core: float | None = None
     programs: dict[str, dict[str, Runs]] = field(default_factory=dict)
     interrupted: bool = False
 
@@ -45,12 +53,25 @@ class Results:
         """Add the outcome of one run of a program."""
         runs = self.programs.setdefault(program.name, {}).setdefault(engine, Runs())
         runs.seconds += outcome.seconds
+        runs.loads.append(outcome.load)
         if outcome.unavailable is not None:
             runs.unavailable = outcome.unavailable
         elif outcome.figures is not None:
             runs.figures.append(outcome.figures)
         else:
             runs.failures.append(outcome.failure or "unknown")
+
+    def runs(self, program: str, engine: str) -> Runs:
+        """Return the repetitions of a program on an engine, which may be none."""
+        return self.programs.get(program, {}).get(engine, Runs())
+
+    def under_load(self) -> list[str]:
+        """Return the programs of which a repetition began under load."""
+        return [
+            name
+            for name, runs in self.programs.items()
+            if any(load > MOST_LOAD for each in runs.values() for load in each.loads)
+        ]
 
     def cell(self, row: Row, engine: str) -> Cell | None:
         """Return the row's cost on `engine`; None if no run of its program measured the cost."""
@@ -85,13 +106,11 @@ class Results:
 
     def unavailable(self, row: Row) -> str | None:
         """Return why our program cannot measure the row on this machine; None if it can."""
-        runs = self.programs.get(row.program, {}).get(OURS)
-        return runs.unavailable if runs else None
+        return self.runs(row.program, OURS).unavailable
 
     def _summaries(self, row: Row, engine: str, figure: str) -> list[dict[str, float]]:
         program = row.reference_program if engine == REFERENCE else row.program
-        runs = self.programs.get(program, {}).get(engine)
-        return [run[figure] for run in runs.figures if figure in run] if runs else []
+        return [run[figure] for run in self.runs(program, engine).figures if figure in run]
 
     def verdict(self, row: Row) -> str:
         """Return the verdict: whether the row reaches every part of its goal."""
@@ -123,7 +142,9 @@ class Results:
     def save(self, path: Path) -> None:
         """Write the results, with one value per line for readable diffs."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        complete = path.with_suffix(".new")
+        complete.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        complete.replace(path)
 
     @classmethod
     def load(cls, path: Path) -> "Results":

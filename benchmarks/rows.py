@@ -6,10 +6,11 @@ how a cost is shown.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 OURS, REFERENCE, RAY = ENGINES = ("ours", "reference", "ray")
 TITLES = {OURS: "pymonarch", REFERENCE: "torchmonarch", RAY: "Ray"}
+ON_ONE_CORE = " on one core"
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,8 @@ class Program:
 
     `repeats` limits the repetitions on a slow engine. `gigabytes` is the free memory that an engine
     needs for the program. `environment` is set for all engines alike. `quick` is whether a quick
-    run includes the program.
+    run includes the program. `one_core`: all its processes share one core, so that a figure has no
+    wake-up of another core in it, which takes long on some machines.
     """
 
     file: str
@@ -29,11 +31,12 @@ class Program:
     repeats: Mapping[str, int] = field(default_factory=dict)
     gigabytes: Mapping[str, float] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    one_core: bool = False
 
     @property
     def name(self) -> str:
-        """File and argument, such as `mesh 8`."""
-        return f"{self.file} {self.argument}".strip()
+        """File and argument, such as `mesh 8`, or `mesh 8 on one core`."""
+        return f"{self.file} {self.argument}".strip() + ON_ONE_CORE * self.one_core
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,24 @@ class Row:
     def reference_program(self) -> str:
         """The program whose figure is used for the reference."""
         return self.compared or self.program
+
+    @property
+    def on_one_core(self) -> "Row":
+        """The same figure from the same program, all processes of which share one core; no goal."""
+        return replace(
+            self,
+            title=self.title + ON_ONE_CORE,
+            program=self.program + ON_ONE_CORE,
+            ratio=None,
+            limit=None,
+            ahead_of_ray=False,
+            compared="",
+        )
+
+    @property
+    def is_on_one_core(self) -> bool:
+        """Whether there is a second column for the row: of `on_one_core`."""
+        return any(self.program == program.name for program in BOTH_WAYS)
 
     @property
     def goal(self) -> str:
@@ -189,7 +210,7 @@ def transfers(route: str) -> tuple[Program, ...]:
     )
 
 
-PROGRAMS = (
+BOTH_WAYS = (
     Program("roundtrip"),
     Program("between_actors"),
     Program("in_process", engines=MONARCHS),
@@ -201,6 +222,13 @@ PROGRAMS = (
     Program("payload", "bytes:1:1"),
     Program("mesh", "1"),
     Program("mesh", "8"),
+)
+"""The programs that run a second time with all their processes on one core: what a message and a
+payload cost. Not on Ray, whose daemons would share the core."""
+
+PROGRAMS = (
+    *BOTH_WAYS,
+    *(replace(each, engines=MONARCHS, timeout=120, one_core=True) for each in BOTH_WAYS),
     Program("mesh", "64", timeout=180, quick=False, repeats={REFERENCE: 2, RAY: 1}),
     Program(
         "mesh",
@@ -329,6 +357,24 @@ def tensor_row(key: str, title: str, unit: Unit, ratio: float | None, limit: flo
     return Row(f"tensor_{key}", title, "tensors", key, unit, ratio, limit)
 
 
+def with_reading(*rows: Row) -> tuple[Row, ...]:
+    """Return the rows, each followed by one whose receiver reads the whole payload once."""
+    return tuple(
+        each
+        for row in rows
+        for each in (
+            row,
+            Row(
+                f"{row.key}_read",
+                f"{row.title}, and read once",
+                row.program,
+                f"{row.figure}_read",
+                row.unit,
+            ),
+        )
+    )
+
+
 REDUCED = {"12": "12 floats", "1M": "1 MB", "16M": "16 MB"}
 GROWN = (2, 8, 32)
 TENSOR_ROWS = (
@@ -340,7 +386,7 @@ TENSOR_ROWS = (
     tensor_row("coalesced", "`x.add(1)` under `coalescing`", MICROSECONDS, None, None),
     tensor_row("replayed", "an add of 100 that `compile` replays", MICROSECONDS, 8, None),
     tensor_row("fetch", "fetch 12 floats", MILLISECONDS, 10, None),
-    tensor_row("fetch_64", "fetch 64 MB", MILLISECONDS, 10, None),
+    *with_reading(tensor_row("fetch_64", "fetch 64 MB", MILLISECONDS, 10, None)),
     tensor_row("step", "training step of ten `Linear` layers", MILLISECONDS, 15, None),
     *(
         Row(
@@ -366,17 +412,6 @@ TENSOR_ROWS = (
     ),
     *(
         Row(
-            f"cores_{count}",
-            f"step of a small network in {count} actors at once",
-            f"cores {count}",
-            "default",
-            MILLISECONDS,
-            share=Share("single", "one thread each", 0.8),
-        )
-        for count in (2, 4)
-    ),
-    *(
-        Row(
             f"tensor_client_{count}",
             f"client's processor time of an add, {count} procs",
             "tensor_mesh",
@@ -396,6 +431,18 @@ TENSOR_ROWS = (
         )
         for count in GROWN
     ),
+)
+
+CORES_ROWS = tuple(
+    Row(
+        f"cores_{count}",
+        f"step of a small network in {count} actors at once",
+        f"cores {count}",
+        "default",
+        MILLISECONDS,
+        share=Share("single", "one thread each", 0.8),
+    )
+    for count in (2, 4)
 )
 
 GROUPS = {
@@ -457,7 +504,7 @@ GROUPS = {
             limit=0.020,
         ),
     ),
-    "Payloads": (
+    "Payloads": with_reading(
         Row(
             "numpy_64_out",
             "64 MB numpy out, acknowledged",
@@ -612,8 +659,12 @@ GROUPS = {
         ),
     ),
     "Distributed tensors": TENSOR_ROWS,
+    "Torch in several actors at once": CORES_ROWS,
     **{TRANSFER_TITLES[route]: TRANSFER_ROWS[route] for route in ROUTES},
 }
+ON_ONE_CORE_TOO = ("Messages", "Calls of a whole mesh", "Payloads")
+"""The groups that have a second column: the figures of their rows on one core."""
+
 ROWS = tuple(row for rows in GROUPS.values() for row in rows)
 
 DESIGN = frozenset(

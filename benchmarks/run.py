@@ -1,17 +1,23 @@
 """Measure the same programs on this project, on torchmonarch and, where it has the feature, on Ray.
 
 Each repetition is a fresh process. The engines take turns within a program, so that a temporary
-load of the machine slows all of them. Environments are created on the first run. Figures go to
-benchmarks/results/raw/. With `--publish` a complete run becomes results/performance.json, and
-docs/performance.md and the tables of other pages are generated from it. Publishing is refused on a
-busy machine and from a tree with changes (publish.py).
+load of the machine slows all of them. Environments are created on the first run. Each figure goes
+to out/bench/ as it comes, and a run of the same files on the same machine goes on where the one
+before ended, unless it is told to begin anew (`--fresh`).
 
-The machine should be quiet: a browser in the background can double a 99th percentile.
+With `--publish` a complete run becomes results/performance.json, and docs/performance.md and the
+tables of other pages are generated from it. Publishing is refused on a busy machine and from a tree
+with changes (publish.py).
+
+The machine should be quiet: a browser in the background can double a 99th percentile. So each
+program waits some seconds until it is. What began under load all the same is taken again at the
+end, and never published.
 """
 
 import argparse
+import hashlib
+import json
 import sys
-import time
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -19,23 +25,19 @@ from pathlib import Path
 import publish
 import report
 from environments import ROOT, SetUpError, make, probe
-from execute import adopt_orphans, run_command, run_program
-from machine import conditions_against, facts
+from execute import ONE_CORE, adopt_orphans, run_command, run_program
+from machine import MEASURED, conditions_against, facts, load_when_quiet, reasons_not_to_trace
 from results import MET, MISSED, UNKNOWN, Results
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
-from rows import ENGINES, OURS, PROGRAMS, REFERENCE, ROWS, TITLES, Program, Row
+from rows import ENGINES, ON_ONE_CORE, OURS, PROGRAMS, REFERENCE, ROWS, TITLES, Program, Row
 
-RESULTS = ROOT / "benchmarks" / "results"
+STORE = ROOT / "out" / "bench"
+PASSING = {"date", "commit", "changed", "load_before"}
+"""Facts of a machine that may be others when a run goes on."""
+PUBLISHED = Results.load(report.RESULTS)
+UNKNOWN_SECONDS = 8.0
 FLOOR = ROOT / "benchmarks" / "floor.py"
 COLOURS = {MET: "green", MISSED: "red", UNKNOWN: "yellow", "": "dim"}
 
@@ -54,7 +56,6 @@ def main() -> int:
     rows = chosen_rows(arguments.rows)
     programs = chosen_programs(rows, arguments.engines, arguments.quick and not arguments.rows)
     complete = is_complete(arguments)
-    raw = RESULTS / "raw" / f"{time.strftime('%Y%m%d-%H%M%S')}.json"
     machine = facts()
     if against := conditions_against(machine):
         end = "refused" if arguments.publish else "these figures cannot be published"
@@ -67,40 +68,34 @@ def main() -> int:
     except SetUpError as error:
         console.print(f"[red]error:[/] {escape(str(error))}", highlight=False)
         return 2
-    results = Results(
-        machine=machine,
-        settings={
-            "seconds": arguments.seconds,
-            "repeats": arguments.repeat,
-            "quick": arguments.quick,
-        },
-        engines=versions,
-    )
+    results, store = begun(arguments, machine, versions)
     adopt_orphans()
-    plans = [(program, turns(program, pythons, arguments.repeat)) for program in programs]
     try:
-        measure(plans, pythons, results, raw, console)
+        measure(programs, pythons, results, store, console)
     except KeyboardInterrupt:
-        console.print("interrupted: the table has what was measured until then")
+        console.print("interrupted: the same command goes on from here")
         results.interrupted = True
-        results.save(raw)
+    except SetUpError as error:
+        console.print(f"[red]error:[/] {escape(str(error))}", highlight=False)
+        return 2
 
-    console.print(table(rows, results))
+    console.print(table([*rows, *(row.on_one_core for row in rows)], results))
     for engine in arguments.engines:
         for name, failures in results.failures(engine).items():
             console.print(f"[red]{name} failed on {TITLES[engine]}:[/]", highlight=False)
             console.print(escape(failures[-1]), highlight=False)
     for reason in sorted({reason for row in rows if (reason := results.unavailable(row))}):
         console.print(f"not here: {escape(reason)}", highlight=False)
-    console.print(f"figures: {raw.relative_to(ROOT)}", highlight=False)
-    if complete and (against := publish.reasons_against(results)):
-        console.print(f"not published: {escape('; '.join(against))}", highlight=False)
-    elif arguments.publish:
-        for written in publish.publish(results):
-            console.print(f"published: {written.relative_to(ROOT)}", highlight=False)
-    elif complete:
-        command = f"python benchmarks/publish.py {raw.relative_to(ROOT)}"
-        console.print(f"to publish these figures: {command}", highlight=False)
+    console.print(f"figures: {store.relative_to(ROOT)}", highlight=False)
+    if complete:
+        against = [*publish.reasons_against(results), *reasons_not_to_trace(machine)]
+        if against:
+            console.print(f"not published: {escape('; '.join(against))}", highlight=False)
+        elif arguments.publish:
+            for written in publish.publish(results):
+                console.print(f"published: {written.relative_to(ROOT)}", highlight=False)
+        else:
+            console.print("to publish these figures: make bench BENCH=--publish", highlight=False)
     return 130 if results.interrupted else 1 if results.failures(OURS) else 0
 
 
@@ -139,6 +134,9 @@ def parse_arguments() -> argparse.Namespace:
         "--publish",
         action="store_true",
         help="make the pages from these figures; refused on a busy machine or in a changed tree",
+    )
+    parser.add_argument(
+        "--fresh", action="store_true", help="begin anew instead of going on with an earlier run"
     )
     parser.add_argument("--list", action="store_true", help="list the rows and end")
     arguments = parser.parse_args()
@@ -199,6 +197,7 @@ def chosen_programs(rows: list[Row], engines: list[str], quick: bool) -> list[Pr
     """
     filling = {row.program for row in rows}
     compared = {row.reference_program for row in rows} - filling
+    filling |= {name + ON_ONE_CORE for name in filling}
     programs = [program for program in PROGRAMS if program.name in filling] + [
         replace(program, engines=(REFERENCE,)) for program in PROGRAMS if program.name in compared
     ]
@@ -226,35 +225,111 @@ def interpreters(
     return pythons, versions
 
 
+def begun(
+    arguments: argparse.Namespace,
+    machine: dict[str, str | float | int],
+    versions: dict[str, dict[str, str]],
+) -> tuple[Results, Path]:
+    """Return the results to go on with, and their file.
+
+    These are the results of an earlier run of the same files with the same settings on a machine
+    like this one. What failed then is taken again. Changed files have no name under which their
+    results could be found again, so these begin anew.
+    """
+    settings = {
+        "seconds": arguments.seconds,
+        "repeats": arguments.repeat,
+        "quick": arguments.quick,
+    }
+    results = Results(machine=machine, settings=settings, engines=versions)
+    if machine["changed"] or not machine[MEASURED[0]]:
+        return results, STORE / "changed.json"
+    lasting = {name: value for name, value in machine.items() if name not in PASSING}
+    key = hashlib.sha256(json.dumps([lasting, settings]).encode()).hexdigest()[:8]
+    store = STORE / f"{machine[MEASURED[0]]}-{key}.json"
+    if store.exists() and not arguments.fresh:
+        earlier = Results.load(store)
+        results.engines = earlier.engines | versions
+        results.programs = {
+            name: {
+                engine: runs
+                for engine, runs in each.items()
+                if earlier.engines[engine] == results.engines[engine] and not runs.failures
+            }
+            for name, each in earlier.programs.items()
+        }
+    return results, store
+
+
 def measure(
-    plans: list[tuple[Program, list[str]]],
+    programs: list[Program],
     pythons: dict[str, Path],
     results: Results,
-    raw: Path,
+    store: Path,
     console: Console,
 ) -> None:
-    """Run all programs, the engines in turn, and save the raw figures after each program."""
-    columns = (
-        TextColumn("{task.description:36}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    seconds = float(results.settings["seconds"])
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task("floor", total=sum(len(plan) for _, plan in plans))
-        floor = run_command([sys.executable, str(FLOOR)], 30, seconds)
-        results.floor = floor.figures["round_trip"]["median"] if floor.figures else None
-        for program, plan in plans:
-            for engine in plan:
-                progress.update(task, description=f"{program.name} on {TITLES[engine]}")
-                outcome = run_program(program, engine, pythons[engine], seconds)
-                results.add(program, engine, outcome)
-                progress.advance(task)
-            results.save(raw)
-            for line in lines_of(program, results):
-                progress.console.print(line, highlight=False)
+    """Run what is missing, the engines in turn, and save each figure as it comes.
+
+    Programs that began under load are taken again at the end. Raises SetUpError if files change.
+    """
+    seconds, repeat = float(results.settings["seconds"]), int(results.settings["repeats"])
+    with console.status("floor") as status:
+        results.floor, results.floor_on_one_core = (
+            floor(start, seconds) for start in ((), ONE_CORE)
+        )
+        for again in (False, True):
+            if again:
+                for name in {program.name for program in programs} & {*results.under_load()}:
+                    for engine in pythons:
+                        results.programs[name].pop(engine, None)
+            left = [
+                (program, missing)
+                for program in programs
+                if (missing := missing_turns(program, pythons, repeat, results))
+            ]
+            for place, (program, engines) in enumerate(left, start=1):
+                if not results.machine["changed"] and (
+                    against := reasons_not_to_trace(results.machine)
+                ):
+                    raise SetUpError("; ".join(against))
+                minutes = sum(expected(each, turns) for each, turns in left[place - 1 :]) / 60
+                progress = f"{place} of {len(left)}, {minutes:.0f} min left{' (again)' * again}"
+                for engine in engines:
+                    status.update(f"{progress}: {program.name} on {TITLES[engine]}")
+                    outcome = run_program(program, engine, pythons[engine], seconds)
+                    results.add(program, engine, outcome)
+                    results.save(store)
+                console.print(f"[dim]{progress}[/]", highlight=False)
+                for line in lines_of(program, results):
+                    console.print(line, highlight=False)
+
+
+def floor(start: tuple[str, ...], seconds: float) -> float | None:
+    """Return the least seconds of a round trip, with both ends where `start` puts them."""
+    load_when_quiet()
+    outcome = run_command([*start, sys.executable, str(FLOOR)], 30, seconds)
+    return outcome.figures["round_trip"]["median"] if outcome.figures else None
+
+
+def missing_turns(
+    program: Program, pythons: dict[str, Path], repeat: int, results: Results
+) -> list[str]:
+    """Return the turns of a program that were not taken yet."""
+    plan = turns(program, pythons, repeat)
+    return [
+        engine
+        for number, engine in enumerate(plan, start=1)
+        if plan[:number].count(engine) > results.runs(program.name, engine).count
+    ]
+
+
+def expected(program: Program, engines: list[str]) -> float:
+    """Return how many seconds these turns took in the run that was published."""
+    seconds = 0.0
+    for engine in engines:
+        runs = PUBLISHED.runs(program.name.removesuffix(ON_ONE_CORE), engine)
+        seconds += runs.seconds / runs.count if runs.count else UNKNOWN_SECONDS
+    return seconds
 
 
 def turns(program: Program, pythons: dict[str, Path], repeat: int) -> list[str]:
@@ -271,10 +346,11 @@ def turns(program: Program, pythons: dict[str, Path], repeat: int) -> list[str]:
 def lines_of(program: Program, results: Results) -> list[str]:
     """Return one line with the present figures for each of the program's rows."""
     lines = []
-    for row in ROWS:
+    mark = " [yellow](under load)[/]" if program.name in results.under_load() else ""
+    for row in (each.on_one_core if program.one_core else each for each in ROWS):
         if row.program == program.name:
             shown = (f"{shown_cell(row, engine, results):>12}" for engine in results.engines)
-            lines.append(f"{row.title:42}{''.join(shown)}")
+            lines.append(f"{row.title:50}{''.join(shown)}{mark}")
     return lines
 
 

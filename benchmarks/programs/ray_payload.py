@@ -3,7 +3,7 @@
 import ray
 from ray_start import start
 from timing import argument, emit, samples
-from values import MAKERS, check
+from values import MAKERS, check, total
 
 
 @ray.remote(num_cpus=0)
@@ -13,6 +13,9 @@ class Peer:
 
     def take(self, value: object, stamp: int) -> bool:
         return check(value, stamp)
+
+    def read(self, value: object) -> int:
+        return total(value)
 
     def give(self, stamp: int) -> object:
         return self.make(stamp)
@@ -24,6 +27,7 @@ def main() -> None:
     size = int(megabytes) << 20
     peers = [Peer.remote(kind, size) for _ in range(int(count))]
     make = MAKERS[kind](size)
+    totals = [total(make(stamp)) for stamp in (0, 1)]
     stamp = 0
 
     def out() -> None:
@@ -32,15 +36,24 @@ def main() -> None:
         value = ray.put(make(stamp))
         assert all(ray.get([peer.take.remote(value, stamp) for peer in peers]))
 
+    def out_read() -> None:
+        nonlocal stamp
+        stamp ^= 1
+        value = ray.put(make(stamp))
+        assert {*ray.get([peer.read.remote(value) for peer in peers])} == {totals[stamp]}
+
     def back() -> None:
         nonlocal stamp
         stamp ^= 1
         assert check(ray.get(peers[0].give.remote(stamp)), stamp)
 
-    if len(peers) == 1:
-        emit(out=samples(out), back=samples(back))
-    else:
-        emit(out=samples(out))
+    def back_read() -> None:
+        nonlocal stamp
+        stamp ^= 1
+        assert total(ray.get(peers[0].give.remote(stamp))) == totals[stamp]
+
+    actions = (out, out_read, back, back_read) if len(peers) == 1 else (out, out_read)
+    emit(**{action.__name__: samples(action) for action in actions})
 
 
 if __name__ == "__main__":

@@ -111,6 +111,7 @@ def main() -> None:
         }
         large = torch.zeros(1 << 24)
         figures["fetch_64"] = samples(lambda: drain(large))
+        figures["fetch_64_read"] = samples(lambda: monarch.fetch_shard(large).result().sum())
     emit(**figures)
     procs.stop().get()
 
