@@ -75,7 +75,7 @@ format: .venv/.ready-dev ## let ruff format the code and fix what it can
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-bench: .venv/.ready-bench ## measure against torchmonarch and Ray (BENCH=--publish: and make the pages)
+bench: .venv/.ready-bench ## measure against torchmonarch and Ray, or go on with it (BENCH=--publish: and make the pages)
 	@$(BIN)/python benchmarks/run.py $(BENCH)
 
 clean: ## remove .venv, caches and what programs wrote

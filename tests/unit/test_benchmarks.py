@@ -135,9 +135,6 @@ class Bench:
 
     def __init__(self, runner: Any, run: Any, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.runner, self.facts, self.versions = runner, run.machine, run.engines
-        self.programs = [
-            each for each in runner.PROGRAMS if each.name in ("restart", "spawn_actor")
-        ]
         self.taken: list[str] = []
         self.loads: dict[int, float] = {}
         self.failing = self.interrupted = -1
@@ -162,12 +159,15 @@ class Bench:
         """Measure what a command with these options would; return the results."""
         sys.argv = ["run.py", *options]
         arguments = self.runner.parse_arguments()
-        results, store = self.runner.begun(arguments, self.facts, self.versions)
+        versions = {engine: self.versions[engine] for engine in arguments.engines}
+        results, store = self.runner.begun(arguments, self.facts, versions)
         pythons = dict.fromkeys(arguments.engines, Path("python"))
+        rows = self.runner.chosen_rows(["restart", "spawn_actor"])
+        programs = self.runner.chosen_programs(rows, arguments.engines, False)
         console = self.runner.Console(quiet=True)
         self.taken.clear()
         try:
-            self.runner.measure(self.programs, pythons, results, store, console)
+            self.runner.measure(programs, pythons, results, store, console)
         except KeyboardInterrupt:
             return None
         return results
@@ -199,6 +199,9 @@ def test_another_engine_is_measured_without_the_first(two: Bench) -> None:
     two.measure("--engines", "ours")
     two.measure()
     assert two.taken == ["spawn_actor reference"] * 3
+    two.measure("--engines", "reference")
+    two.measure()
+    assert two.taken == []
 
 
 @pytest.mark.parametrize(
