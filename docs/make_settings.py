@@ -40,10 +40,9 @@ nothing is changed. Durations are texts such as `500ms`, `30s`, `1m 30s`.
 These are torchmonarch's. Programs that set them run, the values can be read back, and no code here
 looks at them: what they tune does not exist here, or needs no tuning. `configure` says so once for
 each key that is given another value than its default, with a `monarch.config.UnusedSettingWarning`.
-The meanings are those that torchmonarch gives them.
 
-| key | meaning there | value | default | variable |
-|---|---|---|---|---|
+| key | value | default | variable |
+|---|---|---|---|
 {unread}
 """
 
@@ -56,11 +55,12 @@ def page() -> str:
 
 
 def line(name: str, key: Key) -> str:
-    """One row: `host_timeout`, what it means, what it takes, its default and its variable."""
+    """One row: `host_timeout`, what it means (if read), what it takes, default and variable."""
     noun = key.kind.noun.removeprefix("a ").removeprefix("an ").partition(" such as")[0]
     default = key.kind.show(key.default)
     shown = "empty" if default == "" else f"`{default}`"
-    return f"| `{name}` | {key.doc} | {noun} | {shown} | `{key.variable}` |"
+    meaning = f"{key.doc} | " if key.is_read else ""
+    return f"| `{name}` | {meaning}{noun} | {shown} | `{key.variable}` |"
 
 
 if __name__ == "__main__":

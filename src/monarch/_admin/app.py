@@ -35,7 +35,6 @@ __all__ = ["make_app"]
 _ORIGINS = {
     "default": "Default",
     "configure": "Runtime",
-    "file": "File",
     "client": "ClientOverride",
     "environment": "Env",
 }

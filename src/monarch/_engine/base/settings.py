@@ -10,9 +10,8 @@ A value can come from several layers; the first that has the key wins:
 
 1. the environment variable, read once at import and on ``reload_from_env``;
 2. ``configure`` in this process, innermost ``configured`` block first;
-3. a configuration file (the code that reads the file calls ``install_file_values``);
-4. the value that the client sent to this proc (``install_client_values``);
-5. the default.
+3. the value that the client sent to this proc (``install_client_values``);
+4. the default.
 
 The environment overrides ``configure``. That is the observed behaviour of the reference, contrary
 to its documentation, and operators depend on it to override a program that they cannot edit. Unlike
@@ -39,7 +38,7 @@ import warnings
 from contextlib import contextmanager
 from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from monarch._engine.base.address import BindSpec, ChannelTransport
 from monarch._engine.base.duration import format_duration, parse_duration
@@ -50,7 +49,6 @@ if TYPE_CHECKING:
 __all__ = ["KEYS", "Encoding", "Key", "Settings", "UnusedSettingWarning", "settings"]
 
 _NANOSECOND = 1e-9
-_T = TypeVar("_T")
 
 
 class Encoding(enum.Enum):
@@ -197,7 +195,7 @@ class Key(NamedTuple):
     kind: _Kind
     default: Any
     variable: str
-    doc: str
+    doc: str = ""
     is_read: bool = True
     """Whether this package uses the value. A key of the reference without a use is only stored."""
 
@@ -225,18 +223,6 @@ def _integer(default: int, variable: str, doc: str) -> int:
     return cast("int", Key(_INT, default, variable, doc))
 
 
-def _byte(default: int, variable: str, doc: str) -> int:
-    return cast("int", Key(_BYTE, default, variable, doc))
-
-
-def _optional(variable: str, doc: str) -> int | None:
-    return cast("int | None", Key(_INT_OR_NONE, None, variable, doc))
-
-
-def _number(default: float, variable: str, doc: str) -> float:
-    return cast("float", Key(_FLOAT, _accept_float(default), variable, doc))
-
-
 def _text(default: str, variable: str, doc: str) -> str:
     return cast("str", Key(_STR, default, variable, doc))
 
@@ -249,13 +235,53 @@ def _transport(default: ChannelTransport, variable: str, doc: str) -> BindSpec:
     return cast("BindSpec", Key(_TRANSPORT, BindSpec(default), variable, doc))
 
 
-def _encoding(default: Encoding, variable: str, doc: str) -> Encoding:
-    return cast("Encoding", Key(_ENCODING, default, variable, doc))
-
-
-def _unread(row: _T) -> _T:
-    return cast("_T", cast("Key", row)._replace(is_read=False))
-
+# Keys of the reference that nothing here reads: they are checked, stored and sent to procs. A row has
+# the kind of their values, the name of their variables, and their defaults, as a variable has them.
+# fmt: off
+_UNREAD: list[tuple[_Kind, str, str]] = [
+    (_DURATION, "HYPERACTOR_{}", """
+        message_delivery_timeout=30s mesh_proc_spawn_max_idle=30s process_exit_timeout=10s
+        mesh_terminate_timeout=10s message_ack_time_interval=500ms split_max_buffer_age=50ms
+        channel_net_rx_buffer_full_check_interval=5s channel_tcp_keepalive_idle=1m
+        channel_reconnect_timeout=1m server_heartbeat_interval=1s forwarder_flush_timeout=5s
+        pending_actor_delivery_timeout=30s process_memory_metric_interval=5m
+        mesh_admin_single_host_timeout=3s mesh_admin_tree_timeout=10s
+        mesh_admin_resolve_actor_timeout=200ms mesh_admin_query_child_timeout=100ms
+        mesh_admin_config_dump_bridge_timeout=5s mesh_admin_pyspy_bridge_timeout=13s
+        mesh_admin_pyspy_client_timeout=20s
+    """),
+    (_DURATION, "HYPERACTOR_MESH_{}", """
+        actor_spawn_max_idle=30s proc_stop_max_idle=30s get_actor_state_max_idle=30s
+        get_proc_state_max_idle=1m supervision_watchdog_timeout=2m
+    """),
+    (_DURATION, "MONARCH_{}", "rdma_qp_init_timeout=30s"),
+    (_DURATION, "{}", "otel_metric_export_interval=1s"),
+    (_INT, "HYPERACTOR_{}", """
+        read_log_buffer=100 mesh_terminate_concurrency=16 message_ack_every_n_messages=1000
+        split_max_buffer_size=5 sequencer_max_locked_keys=128
+        mesh_admin_max_concurrent_resolves=2
+    """),
+    (_INT, "MONARCH_{}", "rdma_min_stripe_size_kb=512 rdma_qps_per_cq=64 rdma_qps_per_peer=4"),
+    (_INT, "HYPERACTOR_MESH_{}", "max_cast_dimension_size=16"),
+    (_BYTE, "HYPERACTOR_{}", "message_ttl_default=64"),
+    (_INT_OR_NONE, "MONARCH_{}", "tokio_worker_threads=None rdma_max_nics_per_buffer=None"),
+    (_FLOAT, "HYPERACTOR_{}", "message_latency_sampling_rate=0.01"),
+    (_BOOL, "MONARCH_HYPERACTOR_{}", "enable_unawaited_python_task_traceback=False"),
+    (_BOOL, "MONARCH_{}", "rdma_cq_poller_per_device=True rdma_host_odp=False"),
+    (_BOOL, "HYPERACTOR_{}", "enable_dest_actor_reordering_buffer=True"),
+    (_BOOL, "HYPERACTOR_MESH_{}", "use_direct_spawn=False"),
+    (_BOOL, "{}", """
+        enable_otel_metrics=True enable_otel_tracing=True enable_recorder_tracing=True
+        enable_sqlite_tracing=False scuba_log_enter_exit=False
+    """),
+    (_STR, "HYPERACTOR_MESH_{}", "proc_launcher_kind="),
+    (_STR, "MONARCH_FILE_LOG", "file_log_level="),
+    (_STR, "{}", "monarch_log_suffix="),
+    (_STR, "MONARCH_{}", "rdma_ibverbs_target= rdma_peer_device_affinity="),
+    (_STR, "HYPERACTOR_{}", "channel_tcp_congestion="),
+    (_ENCODING, "HYPERACTOR_{}", "default_encoding=Multipart"),
+]
+# fmt: on
 
 # Names from older releases or documents of the reference; accepted and ignored.
 _IGNORED = frozenset(
@@ -346,96 +372,35 @@ class Settings:
     tail_log_lines = _integer(0, "HYPERACTOR_MESH_TAIL_LOG_LINES", "last lines of a proc's output to keep for failure reports")
     force_file_log = _boolean(False, "HYPERACTOR_FORCE_FILE_LOG", "write log files where they are off by default")
     prefix_with_rank = _boolean(True, "HYPERACTOR_PREFIX_WITH_RANK", "start forwarded lines with the rank they come from")
-    read_log_buffer = _unread(_integer(100, "HYPERACTOR_READ_LOG_BUFFER", "lines read before forwarded output is flushed"))
     codec_max_frame_length = _integer(10 * 2**30, "HYPERACTOR_CODEC_MAX_FRAME_LENGTH", "bytes of the largest message")
     small_write_threshold = _integer(256, "MONARCH_HYPERACTOR_SMALL_WRITE_THRESHOLD", "bytes; smaller writes to a Buffer are copied")
-    default_encoding = _unread(_encoding(Encoding.Multipart, "HYPERACTOR_DEFAULT_ENCODING", "how messages are encoded"))
 
-    # -- time-outs of spawning, state queries, stopping
-    message_delivery_timeout = _unread(_seconds("30s", "HYPERACTOR_MESSAGE_DELIVERY_TIMEOUT", "until a message counts as undeliverable"))
+    # -- time-outs of spawning and stopping
     host_spawn_ready_timeout = _seconds("30s", "HYPERACTOR_HOST_SPAWN_READY_TIMEOUT", "until a host must be up")
-    mesh_proc_spawn_max_idle = _unread(_seconds("30s", "HYPERACTOR_MESH_PROC_SPAWN_MAX_IDLE", "longest silence while procs are spawned"))
-    actor_spawn_max_idle = _unread(_seconds("30s", "HYPERACTOR_MESH_ACTOR_SPAWN_MAX_IDLE", "longest silence while actors are spawned"))
-    proc_stop_max_idle = _unread(_seconds("30s", "HYPERACTOR_MESH_PROC_STOP_MAX_IDLE", "longest silence while procs are stopped"))
-    get_actor_state_max_idle = _unread(_seconds("30s", "HYPERACTOR_MESH_GET_ACTOR_STATE_MAX_IDLE", "longest silence while the state of actors is asked"))
-    get_proc_state_max_idle = _unread(_seconds("1m", "HYPERACTOR_MESH_GET_PROC_STATE_MAX_IDLE", "longest silence while the state of procs is asked"))
-    supervision_watchdog_timeout = _unread(_seconds("2m", "HYPERACTOR_MESH_SUPERVISION_WATCHDOG_TIMEOUT", "until an owner that does not answer counts as unreachable"))
     mesh_orphan_timeout = _seconds("1m", "HYPERACTOR_MESH_ORPHAN_TIMEOUT", "until actors whose owner vanished end")
     mesh_attach_config_timeout = _seconds("1m", "HYPERACTOR_MESH_ATTACH_CONFIG_TIMEOUT", "until attaching to a host fails")
     cleanup_timeout = _seconds("3s", "HYPERACTOR_CLEANUP_TIMEOUT", "how long __cleanup__ may take")
     stop_actor_timeout = _seconds("10s", "HYPERACTOR_STOP_ACTOR_TIMEOUT", "how long an actor may take to stop")
-    process_exit_timeout = _unread(_seconds("10s", "HYPERACTOR_PROCESS_EXIT_TIMEOUT", "how long a process may take to exit"))
     stop_grace_period = _seconds("10s", "HYPERACTOR_REMOTE_STOP_GRACE_PERIOD", "how long a stopping proc may take before it is killed")
-    mesh_terminate_timeout = _unread(_seconds("10s", "HYPERACTOR_MESH_TERMINATE_TIMEOUT", "how long the procs of a host may take to end"))
-    mesh_terminate_concurrency = _unread(_integer(16, "HYPERACTOR_MESH_TERMINATE_CONCURRENCY", "procs of a host ended at the same time"))
     mesh_bootstrap_enable_pdeathsig = _boolean(True, "HYPERACTOR_MESH_BOOTSTRAP_ENABLE_PDEATHSIG", "procs die with the process that launched them")
-    proc_launcher_kind = _unread(_text("", "HYPERACTOR_MESH_PROC_LAUNCHER_KIND", "native or systemd"))
-
-    # -- diagnostics
-    file_log_level = _unread(_text("", "MONARCH_FILE_LOG", "level of the internal log file"))
-    monarch_log_suffix = _unread(_text("", "MONARCH_LOG_SUFFIX", "suffix of the internal log file's name"))
-    enable_unawaited_python_task_traceback = _unread(_boolean(False, "MONARCH_HYPERACTOR_ENABLE_UNAWAITED_PYTHON_TASK_TRACEBACK", "say where a task was made that is not awaited"))
-    tokio_worker_threads = _unread(_optional("MONARCH_TOKIO_WORKER_THREADS", "threads of its runtime"))
 
     # -- one-sided transfers
     rdma_allow_tcp_fallback = _boolean(True, "MONARCH_RDMA_ALLOW_TCP_FALLBACK", "move RDMA buffers over TCP where there is no such hardware")
     rdma_disable_ibverbs = _boolean(False, "MONARCH_RDMA_DISABLE_IBVERBS", "behave as if there were no such hardware")
     rdma_max_chunk_size_mb = _integer(64, "MONARCH_RDMA_MAX_CHUNK_SIZE_MB", "MiB; most that is copied at a time; never more than 8 within a host and 32 by a network card")
-    rdma_ibverbs_target = _unread(_text("", "MONARCH_RDMA_IBVERBS_TARGET", "the device to use"))
-    rdma_peer_device_affinity = _unread(_text("", "MONARCH_RDMA_PEER_DEVICE_AFFINITY", "which devices to pair between peers"))
-    rdma_max_nics_per_buffer = _unread(_optional("MONARCH_RDMA_MAX_NICS_PER_BUFFER", "most devices one transfer is striped over"))
-    rdma_min_stripe_size_kb = _unread(_integer(512, "MONARCH_RDMA_MIN_STRIPE_SIZE_KB", "smallest stripe"))
-    rdma_qps_per_cq = _unread(_integer(64, "MONARCH_RDMA_QPS_PER_CQ", "queue pairs per completion queue"))
-    rdma_qps_per_peer = _unread(_integer(4, "MONARCH_RDMA_QPS_PER_PEER", "queue pairs per peer"))
-    rdma_cq_poller_per_device = _unread(_boolean(True, "MONARCH_RDMA_CQ_POLLER_PER_DEVICE", "one poller per device"))
     rdma_runtime_worker_threads = _integer(4, "MONARCH_RDMA_RUNTIME_WORKER_THREADS", "threads of the transfer engine")
-    rdma_qp_init_timeout = _unread(_seconds("30s", "MONARCH_RDMA_QP_INIT_TIMEOUT", "how long connecting queue pairs may take"))
     rdma_tcp_fallback_parallelism = _integer(1, "MONARCH_RDMA_TCP_FALLBACK_PARALLELISM", "connections of the TCP fallback")
     rdma_routes = _text("", "MONARCH_RDMA_ROUTES", "the kinds of routes that transfers may take, separated by commas; empty: all")
-    rdma_host_odp = _unread(_boolean(False, "MONARCH_RDMA_HOST_ODP", "register host memory on demand"))
 
-    # -- tuning of the reference's transport and telemetry: accepted and stored
-    message_ack_time_interval = _unread(_seconds("500ms", "HYPERACTOR_MESSAGE_ACK_TIME_INTERVAL", "longest time between acknowledgements"))
-    message_ack_every_n_messages = _unread(_integer(1000, "HYPERACTOR_MESSAGE_ACK_EVERY_N_MESSAGES", "most messages between acknowledgements"))
-    message_ttl_default = _unread(_byte(64, "HYPERACTOR_MESSAGE_TTL_DEFAULT", "hops a message may take"))
-    split_max_buffer_size = _unread(_integer(5, "HYPERACTOR_SPLIT_MAX_BUFFER_SIZE", "messages gathered by a split port"))
-    split_max_buffer_age = _unread(_seconds("50ms", "HYPERACTOR_SPLIT_MAX_BUFFER_AGE", "longest time a split port gathers"))
-    channel_net_rx_buffer_full_check_interval = _unread(_seconds("5s", "HYPERACTOR_CHANNEL_NET_RX_BUFFER_FULL_CHECK_INTERVAL", "how often a full receive buffer is looked at"))
-    channel_tcp_congestion = _unread(_text("", "HYPERACTOR_CHANNEL_TCP_CONGESTION", "congestion control algorithm; empty: of the system"))
-    channel_tcp_keepalive_idle = _unread(_seconds("1m", "HYPERACTOR_CHANNEL_TCP_KEEPALIVE_IDLE", "idle time before the kernel probes a peer"))
-    channel_reconnect_timeout = _unread(_seconds("1m", "HYPERACTOR_CHANNEL_RECONNECT_TIMEOUT", "until a lost peer counts as ended"))
-    server_heartbeat_interval = _unread(_seconds("1s", "HYPERACTOR_SERVER_HEARTBEAT_INTERVAL", "time between heartbeats"))
-    forwarder_flush_timeout = _unread(_seconds("5s", "HYPERACTOR_FORWARDER_FLUSH_TIMEOUT", "how long flushing at exit may take"))
-    pending_actor_delivery_timeout = _unread(_seconds("30s", "HYPERACTOR_PENDING_ACTOR_DELIVERY_TIMEOUT", "how long messages wait for an actor being spawned"))
-    enable_dest_actor_reordering_buffer = _unread(_boolean(True, "HYPERACTOR_ENABLE_DEST_ACTOR_REORDERING_BUFFER", "put messages in order at the receiver"))
-    sequencer_max_locked_keys = _unread(_integer(128, "HYPERACTOR_SEQUENCER_MAX_LOCKED_KEYS", "sequences tracked at the same time"))
-    max_cast_dimension_size = _unread(_integer(16, "HYPERACTOR_MESH_MAX_CAST_DIMENSION_SIZE", "largest dimension of a cast tree"))
+    # -- casts, and actors that ended
     max_cast_fanout = _integer(16, "HYPERACTOR_MESH_MAX_CAST_FANOUT", "most children in a cast tree")
-    use_direct_spawn = _unread(_boolean(False, "HYPERACTOR_MESH_USE_DIRECT_SPAWN", "spawn without the host agent"))
     terminated_snapshot_retention = _integer(100, "HYPERACTOR_TERMINATED_SNAPSHOT_RETENTION", "ended actors remembered for inspection")
-    message_latency_sampling_rate = _unread(_number(0.01, "HYPERACTOR_MESSAGE_LATENCY_SAMPLING_RATE", "share of messages whose latency is recorded"))
-    process_memory_metric_interval = _unread(_seconds("5m", "HYPERACTOR_PROCESS_MEMORY_METRIC_INTERVAL", "time between memory metrics"))
-    otel_metric_export_interval = _unread(_seconds("1s", "OTEL_METRIC_EXPORT_INTERVAL", "time between metric exports"))
-    enable_otel_metrics = _unread(_boolean(True, "ENABLE_OTEL_METRICS", "export metrics"))
-    enable_otel_tracing = _unread(_boolean(True, "ENABLE_OTEL_TRACING", "export traces"))
-    enable_recorder_tracing = _unread(_boolean(True, "ENABLE_RECORDER_TRACING", "keep recent events in memory"))
-    enable_sqlite_tracing = _unread(_boolean(False, "ENABLE_SQLITE_TRACING", "write events to SQLite"))
-    scuba_log_enter_exit = _unread(_boolean(False, "SCUBA_LOG_ENTER_EXIT", "record span entries and exits"))
-    mesh_admin_single_host_timeout = _unread(_seconds("3s", "HYPERACTOR_MESH_ADMIN_SINGLE_HOST_TIMEOUT", "admin: one host"))
-    mesh_admin_tree_timeout = _unread(_seconds("10s", "HYPERACTOR_MESH_ADMIN_TREE_TIMEOUT", "admin: the whole tree"))
-    mesh_admin_resolve_actor_timeout = _unread(_seconds("200ms", "HYPERACTOR_MESH_ADMIN_RESOLVE_ACTOR_TIMEOUT", "admin: one actor"))
-    mesh_admin_query_child_timeout = _unread(_seconds("100ms", "HYPERACTOR_MESH_ADMIN_QUERY_CHILD_TIMEOUT", "admin: one child"))
-    mesh_admin_max_concurrent_resolves = _unread(_integer(2, "HYPERACTOR_MESH_ADMIN_MAX_CONCURRENT_RESOLVES", "admin: queries at the same time"))
-    mesh_admin_config_dump_bridge_timeout = _unread(_seconds("5s", "HYPERACTOR_MESH_ADMIN_CONFIG_DUMP_BRIDGE_TIMEOUT", "admin: configuration dump"))
-    mesh_admin_pyspy_bridge_timeout = _unread(_seconds("13s", "HYPERACTOR_MESH_ADMIN_PYSPY_BRIDGE_TIMEOUT", "admin: py-spy through the host"))
-    mesh_admin_pyspy_client_timeout = _unread(_seconds("20s", "HYPERACTOR_MESH_ADMIN_PYSPY_CLIENT_TIMEOUT", "admin: py-spy, seen by the client"))
     # fmt: on
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
         self._environment: dict[str, Any] = {}
         self._runtime = [_Overlay({})]
-        self._file: dict[str, Any] = {}
         self._client: dict[str, Any] = {}
         self._version = object()
         self._said: set[str] = set()
@@ -467,7 +432,7 @@ class Settings:
     def origin(self, name: str) -> str:
         """Return the layer of the effective value.
 
-        One of ``environment``, ``configure``, ``file``, ``client``, ``default``.
+        One of ``environment``, ``configure``, ``client``, ``default``.
         """
         self._row(name)
         layers = self._layers()
@@ -535,13 +500,8 @@ class Settings:
 
     def reset_to_defaults(self) -> None:
         """Empty every layer, including the environment (until ``reload_from_env``)."""
-        self._environment, self._file, self._client = {}, {}, {}
+        self._environment, self._client = {}, {}
         self.clear_runtime()
-
-    def install_file_values(self, values: Mapping[str, Any]) -> None:
-        """Make ``values``, as for ``configure``, the layer of the configuration file."""
-        self._file = _accept(values)
-        self._publish()
 
     # -- between processes
 
@@ -582,7 +542,6 @@ class Settings:
         return {
             "environment": self._environment,
             "configure": self._merged_runtime(),
-            "file": self._file,
             "client": self._client,
         }
 
@@ -647,7 +606,13 @@ class Settings:
             warnings.warn(text, category, stacklevel=stacklevel)
 
 
-KEYS: dict[str, Key] = {name: row for name, row in vars(Settings).items() if isinstance(row, Key)}
+KEYS: dict[str, Key] = {
+    name: row for name, row in vars(Settings).items() if isinstance(row, Key)
+} | {
+    name: Key(kind, kind.from_text(default), variable.format(name.upper()), is_read=False)
+    for kind, variable, defaults in _UNREAD
+    for name, _, default in (entry.partition("=") for entry in defaults.split())
+}
 """All keys by name."""
 
 _DEFAULTS = {name: key.default for name, key in KEYS.items()}
