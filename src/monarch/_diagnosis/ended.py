@@ -39,7 +39,6 @@ class EndedAccount(TypedDict):
     cause: str
     when: float
     root: str
-    root_mesh: str
     root_error: str
     propagated: bool
     replaced: bool
@@ -98,7 +97,6 @@ def _ended(
         "cause": root.verdict.cause,
         "when": grave.verdict.when,
         "root": root.actor,
-        "root_mesh": root.mesh_name,
         "root_error": root.error,
         "propagated": root is not grave,
         "replaced": replaced,

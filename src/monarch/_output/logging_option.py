@@ -23,7 +23,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from monarch._output.log_level import set_level
-from monarch._output.notebook import current_shell
 from monarch._spi import (
     RAISED,
     VALUE,
@@ -245,17 +244,6 @@ class LoggingManager:
     def flush(self) -> None:
         """As `flush_all_proc_mesh_logs`."""
         flush_all_proc_mesh_logs()
-
-    async def flush_async(self) -> None:
-        """As `flush`, without blocking the event loop."""
-        import asyncio
-
-        await asyncio.wait([_Flushed.of().as_asyncio()], timeout=_FLUSH_WAIT)
-
-    def register_flusher_if_in_ipython(self) -> None:
-        """In IPython, flush after every cell from now on; does nothing elsewhere."""
-        if current_shell() is not None:
-            client_proc()  # which attends to the shell
 
 
 LoggingManager.__module__ = "monarch._src.actor.logging"

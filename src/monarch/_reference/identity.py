@@ -287,16 +287,6 @@ class ActorAddr:
             raise ValueError(f"Failed to extract actor id from {text}: {error}") from None
 
     @property
-    def actor_uid(self) -> Uid:
-        """The identity of the actor within its proc."""
-        return self._actor
-
-    @property
-    def proc_uid(self) -> Uid:
-        """The identity of the proc."""
-        return self._proc
-
-    @property
     def addr(self) -> str:
         """The channel address in its internal spelling, such as ``unix:@x``."""
         front, scheme, rest = self._location.partition("://")

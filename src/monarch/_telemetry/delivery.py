@@ -41,7 +41,6 @@ class Delivery:
         self._connect = connect
         self._sock: socket.socket | None = None
         self._lasting: deque[bytes] = deque(maxlen=_KEPT)
-        self._collectors: list[Callable[[], None]] = []
         self._pause = _AGAIN[0]
         self._flush = threading.Lock()
         self._ended = threading.Event()
@@ -49,10 +48,6 @@ class Delivery:
     def start(self) -> None:
         """Start the thread."""
         start_thread("monarch-telemetry", self._run)
-
-    def before_each(self, collect: Callable[[], None]) -> None:
-        """Call `collect()` before each delivery, on its thread, to add rows to the recorder."""
-        self._collectors.append(collect)
 
     def flush(self) -> None:
         """Deliver what waits, unless a delivery is under way for a while."""
@@ -77,8 +72,6 @@ class Delivery:
 
     def deliver(self) -> bool:
         """Send what waits. Return whether the observer could be reached."""
-        for collect in self._collectors:
-            collect()
         if self._sock is None and not self._open():
             return False
         for kind, columns in self._recorder.take():

@@ -271,12 +271,6 @@ class Recorder:
         where = thread.ident or 0, thread.name, None, file, line
         self.add("events", (*row, inside, *where))
 
-    def count(self, name: str, amount: int, attributes: Mapping[str, object] | None) -> None:
-        """Leave counters to the meter, which sums them up."""
-
-    def measure(self, name: str, value: float, attributes: Mapping[str, object] | None) -> None:
-        """Leave distributions to the meter, which sums them up."""
-
     # -- delivery ----------------------------------------------------------------------------------
 
     def take(self) -> Iterator[tuple[str, Columns]]:

@@ -296,10 +296,6 @@ class Membership:
         each = self._ranks.get(rank)
         return each.ticket if each is not None else None
 
-    def why_fenced(self, ticket: Ticket) -> str | None:
-        """Return the reason why a ticket was fenced, or None."""
-        return self._fenced.get(ticket)
-
     def neighbour(self, rank: int) -> int | None:
         """Return the rank that holds the copy of a rank's snapshots: on another host if possible.
 

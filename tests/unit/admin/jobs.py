@@ -74,7 +74,6 @@ def ended(name: str, uid: int, kind: str = "failed", *, rank: int = 0, process: 
         "cause": "user code",
         "when": 1000.5,
         "root": f"<root>.<train.Trainer {name}>",
-        "root_mesh": f"{name}-{uid}",
         "root_error": "it failed",
         "propagated": False,
         "replaced": False,

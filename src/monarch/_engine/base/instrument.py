@@ -1,12 +1,12 @@
 """Instrument points: slots for sinks of what happens, None while they are off.
 
-`sink` takes spans, measurements and events of user code, `traffic` takes messages and actors.
+`sink` takes spans and events of user code, `traffic` takes messages and actors.
 
 An emission point reads the slot, and does nothing more when it is None:
 
     sink = instrument.sink
     if sink is not None:
-        sink.count("frames.sent", 1, None)
+        token = sink.begin_span("step")
 
 So instrumentation that is off costs one attribute load; formatting, allocation and timing are
 avoided. Read the module attribute each time (never ``from ... import sink``): it is set when a
@@ -15,8 +15,8 @@ program turns telemetry on, which can be long after the emitter was made.
 The engine emits one span per call of an endpoint (`runtime.actor.spans`); features emit for user
 code.
 
-A sink is called on the thread that emits, possibly on several at once, and must be quick: it counts
-or appends, and leaves clocks, files and networks to a thread of its own. An exception that a sink
+A sink is called on the thread that emits, possibly on several at once, and must be quick: it
+appends, and leaves clocks, files and networks to a thread of its own. An exception that a sink
 raises reaches the emitter.
 """
 
@@ -31,19 +31,13 @@ __all__ = ["Sink", "Traffic", "install", "sink", "traffic", "watch"]
 
 
 class Sink(Protocol):
-    """The receiver of spans, measurements and events, as they happen."""
+    """The receiver of spans and events, as they happen."""
 
     def begin_span(self, name: str) -> object:
         """Record that ``name`` begins on this thread; the result is passed to `end_span`."""
 
     def end_span(self, token: object, error: BaseException | None) -> None:
         """Record that a span ended, by ``error`` if that is not None."""
-
-    def count(self, name: str, amount: int, attributes: Mapping[str, object] | None) -> None:
-        """Add ``amount``, which may be negative, to the sum ``name``."""
-
-    def measure(self, name: str, value: float, attributes: Mapping[str, object] | None) -> None:
-        """Record one value of the distribution ``name``."""
 
     def event(self, name: str, attributes: Mapping[str, object] | None) -> None:
         """Record that an event of that name happened."""
