@@ -6,10 +6,12 @@ import ctypes
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import monarch
 from monarch._engine.runtime.agent.client import client_proc
 from monarch.actor import Actor, default_bootstrap_cmd, endpoint
 from monarch.config import configured
@@ -31,6 +33,10 @@ class Probe(Actor):
         """Return the bytes of pooled segments, once all sent segments have been released."""
         until(lambda: client_proc().segments.statistics[0] == 0)
         return client_proc().segments.statistics[2]
+
+    @endpoint
+    def say(self, line: str) -> None:
+        print(line, flush=True)
 
     @endpoint
     def death_signal(self) -> int:
@@ -93,3 +99,24 @@ def test_plain_and_async_endpoints_in_one_class(fresh: Fresh) -> None:
         mixed = procs.spawn("mixed", Mixed, procs.spawn("other", Mixed))
     assert mixed.plain.call_one().get(timeout=WAIT) == "plain"
     assert mixed.asynchronous.call_one().get(timeout=WAIT) == "async"
+
+
+def test_a_proc_remembers_as_many_ended_actors_as_it_is_told_to(fresh: Fresh) -> None:
+    with configured(terminated_snapshot_retention=2):
+        procs = fresh(1)
+        actors = [procs.spawn(f"probe{number}", Probe) for number in range(4)]
+        for actor in actors:
+            actor.stop().get(timeout=WAIT)
+    accounts = monarch.diagnose(timeout=WAIT).accounts
+    names = [each["name"] for account in accounts for each in account["ended"]]
+    assert [name for name in names if name.startswith("probe")] == ["probe2", "probe3"]
+
+
+def test_a_log_file_is_renamed_when_it_has_reached_its_limit(fresh: Fresh, tmp_path: Path) -> None:
+    with configured(log_dir=str(tmp_path), log_file_limit=50):
+        probe = fresh(1).spawn("probe", Probe)
+        for number, line in enumerate(("a" * 60, "b" * 60)):
+            probe.say.call_one(line).get(timeout=WAIT)
+            until(lambda number=number: len(list(tmp_path.glob("*/*.log.*"))) == number + 1)
+    kept = {path.name.partition(".")[2]: path.read_text() for path in tmp_path.glob("*/*.log.*")}
+    assert kept == {"log.2": "a" * 60 + "\n", "log.1": "b" * 60 + "\n"}

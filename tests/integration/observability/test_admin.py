@@ -193,6 +193,39 @@ def test_a_job_serves_its_admin_api_until_it_is_killed(run: Run) -> None:
     assert run(ACTORS + textwrap.dedent(text), telemetry=False) == "seen\n"
 
 
+def test_settings_of_the_observer_take_effect(run: Run) -> None:
+    text = """
+    from monarch.config import configure
+
+    with open("slow", "w") as file:
+        file.write(f"#!/bin/sh\\ntouch {os.path.abspath('ran')}\\nexec sleep 600\\n")
+    os.chmod("slow", 0o700)
+    configure(
+        mesh_admin_pyspy_timeout="500ms", mesh_admin_pyspy_max_profile_duration="2s",
+        pyspy_bin=os.path.abspath("slow"), terminated_snapshot_retention=7)
+    place = observe(admin="127.0.0.1:0").wait(60)
+    this_host().spawn_procs().initialized.get(60)
+    proc = next(one["ref"] for one in get("/api/processes")["processes"] if not one["client"])
+    shown = get("/v1/" + quote(proc, safe=""))["properties"]["Proc"]
+    assert shown["stopped_retention_cap"] == 7, shown
+
+    stacks = json.dumps(get("/v1/pyspy/" + quote(proc, safe="")))
+    assert "py-spy gave no stack within 0.5 s" in stacks, stacks
+    assert os.path.exists("ran")
+    asked = dict(duration_s=3, rate_hz=100, native=False, threads=False, nonblocking=False)
+    url = f"{place.admin_url}/v1/pyspy_profile_svg/{quote(proc, safe='')}"
+    request = urllib.request.Request(url, json.dumps(asked).encode())
+    request.add_header("Authorization", f"Bearer {place.token}")
+    try:
+        urllib.request.urlopen(request, timeout=60)
+    except urllib.error.HTTPError as error:
+        answer = error.read().decode()
+    assert "duration_s is 1 to 2" in answer, answer
+    print("seen")
+    """
+    assert run(ACTORS + textwrap.dedent(text), telemetry=False) == "seen\n"
+
+
 TLS = """
 import asyncio, json, os, socket, ssl, subprocess, sys, urllib.error, urllib.request
 from monarch.job import LocalJob

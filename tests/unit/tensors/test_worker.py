@@ -43,6 +43,7 @@ from monarch._tensors.worker.shares import take  # noqa: E402
 from monarch._tensors.worker.stream import StreamThread, Table  # noqa: E402
 from monarch._tensors.worker.template import Lost, compiled  # noqa: E402
 from monarch.actor import Slice  # noqa: E402
+from monarch.config import configured  # noqa: E402
 from tests.hostile import HOSTILE, hostile  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -141,13 +142,14 @@ def test_a_command_that_fails_fails_alone(
 
 
 @pytest.mark.parametrize("kind", [kind for kind in COMMANDS if references(COMMANDS[kind])[0]])
-def test_a_command_whose_value_is_in_no_table_fails_alone(worker: Worker, kind: int) -> None:
-    if kind in (RECEIVE, BORROW, RECLAIM):  # they get the value from another stream
-        worker.table.collective_timeout = worker.table.loans._timeout = 0.01
+def test_a_command_whose_value_is_in_no_table_fails_alone(kind: int) -> None:
+    with configured(tensor_collective_timeout="10ms"):  # some get the value from another stream
+        worker = Worker()
     del worker.table.values[X]
     worker.execute(COMMANDS[kind])
     assert worker.failed() == ([] if kind == ASK else [10])
     assert worker.works()
+    worker.stream.stop()
 
 
 def test_commands_that_nothing_can_read_fail_alone(worker: Worker) -> None:
