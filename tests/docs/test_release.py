@@ -75,6 +75,15 @@ def test_the_workflow_builds_with_the_supported_pythons_and_grants_little() -> N
     assert "secrets." not in (GITHUB / "workflows" / "release.yml").read_text()
 
 
+def test_a_scheduled_job_installs_without_constraints_and_tests_what_it_got() -> None:
+    workflow = load(GITHUB / "workflows" / "scheduled.yml")
+    assert "schedule" in workflow[True]  # YAML reads `on` as a truth value
+    steps = workflow["jobs"]["newest-packages"]["steps"]
+    commands = " ".join(step.get("run", "") for step in steps)
+    assert "constraints" not in commands
+    assert "pytest tests/integration/conformance tests/unit" in commands
+
+
 def supported() -> list[str]:
     text = (ROOT / "pyproject.toml").read_text()
     return re.findall(r'"Programming Language :: Python :: (3\.\d+)"', text)

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+# Their behaviour is a part of what is promised here: the next major version is not taken unseen.
+BOUNDED = {"torch", "duckdb", "starlette", "textual", "kubernetes"}
 BUILD = "import sys; from hatchling import build; build.build_{}(sys.argv[1])"
 
 
@@ -124,3 +126,19 @@ def test_all_takes_every_extra_that_adds_a_feature(project: dict[str, Any]) -> N
 def test_the_changelog_has_the_line_below_which_releases_are_put(project: dict[str, Any]) -> None:
     towncrier = project["tool"]["towncrier"]
     assert towncrier["start_string"] in (ROOT / towncrier["filename"]).read_text()
+
+
+def test_the_pinned_versions_are_ones_that_the_extras_accept(project: dict[str, Any]) -> None:
+    requirements = pytest.importorskip("packaging.requirements")
+    extras = project["project"]["optional-dependencies"].values()
+    asked = [requirements.Requirement(text) for extra in extras for text in extra]
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = [requirements.Requirement(line) for line in lines if not line.startswith("#")]
+    for pin in pins:
+        (version,) = (each.version for each in pin.specifier)
+        refused = [
+            str(one) for one in asked if one.name == pin.name and version not in one.specifier
+        ]
+        assert refused == [], pin
+    bounded = {str(one) for one in asked if one.name in BOUNDED}
+    assert all("<" in text for text in bounded), bounded

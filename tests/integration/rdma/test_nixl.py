@@ -7,7 +7,6 @@ it starts remains until the process exits.
 from __future__ import annotations
 
 import gc
-import importlib.util
 import logging
 import os
 import signal
@@ -30,13 +29,12 @@ from monarch.rdma import (
     RdmaUnavailable,
     explain,
 )
+from monarch.rdma.routes.nixl.library import installed
 from tests.stopped import stop_process
 
 from .conftest import WAIT, Owner
 
-pytestmark = pytest.mark.skipif(
-    not importlib.util.find_spec("nixl_cu12"), reason="NIXL is not installed (pymonarch[rdma])"
-)
+pytestmark = pytest.mark.skipif(not installed(), reason="NIXL is not installed (pymonarch[rdma])")
 
 
 class Initiator(Actor):

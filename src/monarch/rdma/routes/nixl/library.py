@@ -36,7 +36,7 @@ from monarch.rdma.transfer import READ
 __all__ = ["REMEDY", "Agent", "Disconnected", "Failed", "installed", "library"]
 
 REMEDY = "pip install 'pymonarch[rdma]'"
-_PACKAGES = ("nixl_cu12", "nixl_cu13")  # both run without CUDA; only GPUs need its driver
+_PACKAGES = ("nixl_cu13", "nixl_cu12")  # both run without CUDA; only GPUs need its driver
 _PERIOD = 100_000  # microseconds between two polls of its thread when there are no events
 _QUIET = {
     "NIXL_LOG_LEVEL": "FATAL",
