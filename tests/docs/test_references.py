@@ -145,6 +145,15 @@ def test_each_name_of_the_glossary_is_in_its_module() -> None:
             assert re.search(rf"\b(?:class|def) {name}\b|self\.{name}\b", text), (name, module)
 
 
+def test_each_event_of_the_audit_log_is_on_the_page_of_security() -> None:
+    page = (ROOT / "docs" / "security.md").read_text()
+    table = page.partition("| event | fields beside")[2].partition("\n\n")[0]
+    written: set[str] = set()
+    for path in (ROOT / "src" / "monarch" / "_engine" / "runtime").rglob("*.py"):
+        written.update(re.findall(r"\b_?(?:record|audit)\(\s*\"(\w+)\"", path.read_text()))
+    assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == written
+
+
 def test_what_does_not_exist_is_found() -> None:
     assert not file_exists("runtime/no_such.py", ROOT / "README.md")
     assert file_exists("runtime/proc/proc.py", ROOT / "README.md")
