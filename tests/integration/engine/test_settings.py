@@ -67,6 +67,16 @@ def test_a_process_keeps_no_more_warm_segments_than_the_limit(
         assert least <= probe.warm.call_one().get(timeout=WAIT) <= most
 
 
+@pytest.mark.parametrize(("threshold", "is_shared"), [(65_536, True), (4 * MIB, False)])
+def test_a_buffer_below_the_threshold_is_in_no_segment(
+    fresh: Fresh, threshold: int, is_shared: bool
+) -> None:
+    with configured(shm_threshold=threshold):
+        probe = fresh(1).spawn("probe", Probe)
+        assert len(probe.give.call_one(2 * MIB).get(timeout=WAIT)) == 2 * MIB
+        assert (probe.warm.call_one().get(timeout=WAIT) > 0) == is_shared
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="a signal at the parent's death is Linux's")
 @pytest.mark.parametrize(("enabled", "signal"), [(True, 9), (False, 0)])
 @pytest.mark.parametrize("executed", [False, True], ids=["forked", "executed"])

@@ -71,6 +71,24 @@ def job():
 """
 
 
+def test_messages_are_forgotten_after_the_time_that_is_set(run: Run) -> None:
+    text = """
+    from monarch.config import configure
+
+    configure(telemetry_retention="1s")
+    messages = "SELECT count(*) AS n FROM messages"
+    server, trainers = job()
+    until = time.monotonic() + 60
+    while not client().query(messages)["rows"][0]["n"]:
+        assert time.monotonic() < until
+        trainers.step.call(1).get()
+    rows(messages, lambda found: found[0]["n"] == 0)
+    rows("SELECT 1 FROM actors")
+    print("seen")
+    """
+    assert run(ACTORS + _dedent(text)) == "seen\n"
+
+
 def test_messages_actors_and_meshes(run: Run) -> None:
     text = """
     server, trainers = job()
