@@ -31,6 +31,7 @@ from monarch.testing import (
     Request,
     simulate,
 )
+from monarch.testing.host import SimHosts
 from monarch.testing.network import PORT, address_of
 from tests.sim.recovery import losses, program
 
@@ -189,6 +190,53 @@ def test_a_host_that_was_cut_off_and_comes_back_has_no_effect(seed, one_way, mon
     assert min(old) < 2
     assert max(old) < back, "a message of the old incarnation was executed"
     assert sorted(new) == [(rank, number) for rank in (0, 1) for number in range(300)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_lost_host_that_notices_late_reaches_no_other_host(seed, monkeypatch):
+    """As one that was suspended does: time asleep is no silence.
+
+    Then an old rank spawns on a host that its own has no session with, so none can have ended.
+    """
+    made = []
+
+    class Made(Actor):
+        def __init__(self, by):
+            made.append(by)
+
+        @endpoint
+        def where(self):
+            return socket.gethostname()
+
+    class Spawner(Actor):
+        @endpoint
+        def spawn_after(self, seconds, hosts):
+            time.sleep(seconds)
+            here = socket.gethostname()
+            there = hosts.spawn_procs().spawn("made", Made, here).where.call_one().get()
+            return here, there
+
+    began = SimHosts.__init__
+
+    def begin(self, agent, client, name, count):
+        began(self, agent, client, name, count)
+        if name == "host1":
+            self.monitor.be_patient(20.0)
+
+    monkeypatch.setattr(SimHosts, "__init__", begin)
+
+    def main(hosts):
+        third = hosts.slice(hosts=2)
+        third.spawn_procs().spawn("w", Worker).where.call_one().get()
+        supervisor = Supervisor(max_restarts=3, within=60, spares=hosts.slice(hosts=3))
+        workers = supervisor.spawn(hosts.slice(hosts=1).spawn_procs(), "w", Spawner)
+        workers.spawn_after.broadcast(6, third)
+        time.sleep(10)
+        return workers.spawn_after.call_one(0, third).get()
+
+    faults = [Partition(2.0, 1, 0, seconds=60)]
+    assert simulate(main, hosts=4, faults=faults, seed=seed).value == ("host3", "host2")
+    assert made == ["host3"]
 
 
 @pytest.mark.parametrize("strategy", ["one_for_one", "one_for_all"])

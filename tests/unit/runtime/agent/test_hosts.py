@@ -1,7 +1,8 @@
-"""The sessions of an agent with other hosts: each one that ends leaves the table."""
+"""The sessions of an agent with other hosts: which begin, and that each end leaves the table."""
 
 from __future__ import annotations
 
+import socket
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,18 +16,29 @@ from monarch._engine.runtime.io.reactor import Reactor
 CLIENT = 1 << 63
 
 
-@pytest.mark.parametrize(("host", "reported"), [("elsewhere", True), (HOME, False)])
-def test_a_host_without_an_address_is_lost(host: str, reported: bool) -> None:
-    """The loss of home has been reported before: only its next connection can bring it back."""
-    lost: list[Any] = []
+def agent_with(lost: list[Any], audited: list[Any]) -> Any:
+    """Return an agent that records lost sessions and events of the audit log."""
     carrier: Any = SimpleNamespace(
         cast_at=None, cast_now=lambda: 0.0, cast_way=lambda host, *, dial: None
     )
     core = SimpleNamespace(
         casts=CastRelay(carrier, "here"),
         session_lost=lambda name, reason, *, farewell: lost.append((name, reason, farewell)),
+        heard=lambda name, way, message: None,
     )
-    agent: Any = SimpleNamespace(core=core, reactor=Reactor(), keeper=None)
+    return SimpleNamespace(
+        core=core,
+        reactor=Reactor(),
+        keeper=None,
+        audit=lambda event, **fields: audited.append((event, fields)),
+    )
+
+
+@pytest.mark.parametrize(("host", "reported"), [("elsewhere", True), (HOME, False)])
+def test_a_host_without_an_address_is_lost(host: str, reported: bool) -> None:
+    """The loss of home has been reported before: only its next connection can bring it back."""
+    lost: list[Any] = []
+    agent = agent_with(lost, [])
     hosts = Hosts(agent, CLIENT, "here")
     assert hosts.way(host, dial=True) is not None
     agent.reactor.call_soon(agent.reactor.stop)
@@ -34,3 +46,38 @@ def test_a_host_without_an_address_is_lost(host: str, reported: bool) -> None:
     agent.reactor.close()
     assert hosts.find(host) is None
     assert lost == [(host, "its address is not known here", False)] * reported
+
+
+@pytest.mark.parametrize(("again", "least"), [(False, 8), (True, 9)])
+def test_an_agent_that_home_has_given_up_is_refused(again: bool, least: int) -> None:
+    """`again`: home has begun a later session since; else the host knows of the loss only."""
+    audited: list[Any] = []
+    agent = agent_with([], audited)
+    hosts = Hosts(agent, CLIENT, "here")
+    home: Any = SimpleNamespace(name=HOME, way=None)
+
+    def begun(number: int) -> None:
+        known: Any = {"hosts": {}, "secrets": {}, "trusting": False}
+        hosts.from_peer_host(home, {"op": "addresses", "agents": {"other": number}, **known})
+
+    def dials(number: int) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        purpose: Any = {"from": "other", "session": "", "tls": False, "bare": True}
+        hosts.take_over({**purpose, "origin": number}, theirs.fileno())
+        theirs.close()
+        return ours
+
+    begun(7)
+    hosts.from_peer_host(home, {"op": "lost", "host": "other", "end": []})
+    if again:
+        begun(least)
+    with dials(least - 1) as old:
+        old.settimeout(10)
+        assert old.recv(1) == b""
+    assert audited == [("fenced", {"host": "other"})]
+    assert hosts.find("other") is None
+    with dials(least):
+        assert audited == [("fenced", {"host": "other"})]
+        assert hosts.find("other") is not None
+        hosts.end_sessions("the test is over", farewell=False)
+    agent.reactor.close()
