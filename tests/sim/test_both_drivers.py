@@ -253,6 +253,54 @@ def test_the_death_of_an_actor_reaches_its_owner(run):
     assert "as told" in told[0][1]
 
 
+class Stillborn(Actor):
+    """An actor that aborts in its constructor, which goes on to its end."""
+
+    def __init__(self, port):
+        self.port = port
+        context().actor_instance.abort("no use")
+
+    @endpoint
+    def call(self):
+        return "answered"
+
+    def __cleanup__(self, error):
+        self.port.send(str(error))
+
+
+class AsyncStillborn(Actor):
+    def __init__(self, port):
+        Stillborn.__init__(self, port)
+
+    @endpoint
+    async def call(self):
+        return "answered"
+
+    async def __cleanup__(self, error):
+        self.port.send(str(error))
+
+
+@pytest.mark.failures
+@pytest.mark.parametrize("cls", [Stillborn, AsyncStillborn])
+def test_an_actor_that_aborts_in_its_constructor_ends_as_any_other(run, cls, monkeypatch):
+    def main():
+        notices, told = Channel.open()
+        monkeypatch.setattr(
+            monarch.actor, "unhandled_fault_hook", lambda failure: notices.send(failure.report())
+        )
+        port, cleaned = Channel.open()
+        procs = this_host().spawn_procs()
+        with pytest.raises(SupervisionError, match="no use"):
+            procs.spawn("born", cls, port).call.call_one().get()
+        said = cleaned.recv().get(timeout=60), told.recv().get(timeout=60)
+        procs.stop().get()
+        return said
+
+    error, report = run(main)
+    assert "no use" in error
+    assert "no use" in report
+
+
 @pytest.mark.failures
 def test_an_owner_that_does_not_handle_it_goes_too(run):
     def main():

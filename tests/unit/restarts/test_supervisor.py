@@ -1,13 +1,16 @@
-"""A supervisor and answers that arrive late."""
+"""A supervisor, answers that arrive late, and a stop that comes during a restart."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from monarch._engine.base.verdict import STOPPED
-from monarch._restarts.supervisor import _Ending
+from monarch._restarts import supervisor as supervisors
+from monarch._restarts.supervisor import Supervisor, _Ending
+from tests.unit.runtime.interleavings import Lock, Run, explore
 
 
 class Everything:
@@ -89,3 +92,41 @@ def test_one_that_does_not_end_is_killed_unless_it_is_this_process(uid: int) -> 
     supervisor.late()
     assert supervisor.killed == ([] if uid == 1 else [2])
     assert len(supervisor.booked) == (1 if uid == 1 else 0)
+
+
+def test_whatever_the_order_of_threads_no_rank_is_created_after_the_stop_of_its_mesh() -> None:
+    """The reactor restarts a rank, while the owner stops the mesh on a thread of its own."""
+
+    def make(schedule: tuple[tuple[int, int], ...]) -> Run:
+        run = Run({supervisors.__file__}, schedule)
+        sent: list[str] = []
+        known: Any = SimpleNamespace(
+            index=0,
+            stopped=False,
+            restarting=Lock(run),
+            mesh=SimpleNamespace(_proc_mesh=SimpleNamespace(_stopped=False, _recipe=None)),
+        )
+        supervisor: Any = object.__new__(Supervisor)
+        supervisor._hosts = None
+        supervisor._meshes, supervisor._by_uid = {0: known}, {5: known}
+        supervisor._owner = SimpleNamespace(_disown=lambda uid: None)
+        reactor = SimpleNamespace(call_soon=lambda *_: None)
+        supervisor._proc = SimpleNamespace(reactor=reactor)
+        supervisor._restart = lambda *_: sent.append("create")
+
+        def stop() -> None:
+            supervisor._disown(5)
+            sent.append("stop")
+
+        run.add("reactor", lambda: supervisor._start(((0, 0),)))
+        run.add("owner", stop)
+        go = run.go
+
+        def checked() -> None:
+            go()
+            assert sent in (["create", "stop"], ["stop"])
+
+        run.go = checked  # type: ignore[method-assign]
+        return run
+
+    assert explore(make, most=2) > 50

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-__all__ = ["Descriptor", "EpollSet", "Run", "Stuck", "explore"]
+__all__ = ["Descriptor", "EpollSet", "Lock", "Run", "Stuck", "explore"]
 
 _MOST_STEPS = 5000
 _MOST_ALONE = 100  # steps of one thread while others can go on: the processor is shared
@@ -163,6 +163,27 @@ def explore(make: Callable[[tuple[Switch, ...]], Run], most: int, every: int = 1
                     if len(switches) + 1 < most or skipped % every == 0:
                         waiting.append((*switches, (step, other)))
     return count
+
+
+class Lock:
+    """A re-entrant lock of a schedule."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._owner: Any = None
+        self._depth = 0
+
+    def __enter__(self) -> None:
+        run = self._run
+        strand = run.current
+        run.stop_here(lambda: self._owner in (None, strand))
+        self._owner = strand
+        self._depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self._owner = None
 
 
 class Descriptor:

@@ -15,11 +15,11 @@ import pytest
 
 from monarch._engine.base.errors import BackpressureError
 from monarch._engine.base.failure import Failure
-from monarch._engine.runtime.actor.cell import Cell, Handler, Identity
+from monarch._engine.runtime.actor.cell import DEAD, Cell, Handler, Identity
 from monarch._engine.runtime.actor.dispatch import Died, run_sync
 from monarch._engine.wire.call_meta import call_meta
 from monarch._engine.wire.codec import Payload, encode, encode_result
-from monarch._engine.wire.frame import CALL, ERROR, Frame
+from monarch._engine.wire.frame import CALL, ERROR, STOP, Frame
 from tests.hostile import HOSTILE, hostile
 
 LIMIT = 1 << 20
@@ -101,13 +101,17 @@ class Actor:
         }
         self.has_children = False
         self.tickets: list[int] = []
+        self.cleaned: list[Exception | None] = []
 
     def extent_of(self, data: bytes) -> bytes:
         return data
 
     def enter(self, rank: int, extent: bytes) -> None: ...
     def plain_handler(self, name: str) -> None: ...
-    def cleanup(self, error: Exception | None) -> None: ...
+    def unheard(self) -> None: ...
+
+    def cleanup(self, error: Exception | None) -> None:
+        self.cleaned.append(error)
 
     def explicit_port(self, link: Link, frame: Frame, endpoint: str) -> int:
         self.tickets.append(self.cell.owe())
@@ -130,6 +134,11 @@ class Actor:
     def end(self) -> None:
         """End the actor as `Instance.abort` in another thread does."""
         self.cell.abort(RuntimeError("it is over"))
+
+    def give_up(self) -> None:
+        """Stop the actor, and give it up as the reactor's timer does."""
+        self.cell.request_stop(self.link, Frame(STOP, 0, 1, 0, 0, 0, b"", b"enough"))  # type: ignore[arg-type]
+        self.cell._give_up()
 
     def died(self) -> None:
         raise Died((self.cell.own_failure("it is over"), None))
@@ -248,3 +257,43 @@ def test_many_threads_redeem_each_ticket_once() -> None:
         thread.join()
     assert len(won) + len(actor.proc.told) == 2000
     assert len(set(won)) == len(won)
+
+
+def serve(actor: Actor) -> None:
+    """Run the actor on a thread, as it is in a process; it must come to its end."""
+    thread = threading.Thread(target=run_sync, args=(actor.cell,), daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive(), "the thread of an actor that has ended waits for messages"
+
+
+@pytest.mark.parametrize("how", ["end", "give_up"])
+def test_an_actor_that_is_ended_in_its_constructor_cleans_up(how: str) -> None:
+    actor = Actor()
+
+    def build(_: Cell) -> Any:
+        getattr(actor, how)()
+        return actor
+
+    actor.cell.identity.build = build
+    serve(actor)
+    assert actor.cell.state is DEAD
+    assert actor.cell.finished.is_set()
+    assert [error is None for error in actor.cleaned] == [how == "give_up"]
+
+
+def test_an_actor_whose_stop_was_given_up_cleans_up_when_its_endpoint_returns() -> None:
+    actor = Actor(busy=lambda: actor.give_up())
+    actor.call("busy", 1)
+    serve(actor)
+    assert actor.proc.told == [(1, "refused")]
+    assert actor.cleaned == [None]
+
+
+def test_a_message_after_the_end_is_refused_and_does_not_keep_the_thread_asleep() -> None:
+    actor = Actor(good=lambda: 1)
+    actor.end()
+    actor.call("good", 1)
+    assert actor.proc.told == [(1, "refused")]
+    serve(actor)
+    assert len(actor.cleaned) == 1

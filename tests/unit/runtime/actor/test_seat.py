@@ -21,7 +21,7 @@ from monarch._engine.runtime.io import bridge
 from monarch._engine.runtime.proc import proc as procs
 from monarch._engine.transport.loan import Loan
 from monarch._engine.wire.frame import ALONE, CALL, STOP, Frame
-from tests.unit.runtime.interleavings import Descriptor, EpollSet, Run, explore
+from tests.unit.runtime.interleavings import Descriptor, EpollSet, Lock, Run, explore
 
 ACTOR = 7
 OTHER = 8
@@ -34,27 +34,6 @@ def call(number: int, to: int = ACTOR) -> Frame:
 def stop(number: int) -> Frame:
     """Return a frame that only the reactor handles."""
     return Frame(STOP, 0, 0, 0, number, 0, b"", b"")
-
-
-class Lock:
-    """A re-entrant lock of a schedule."""
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self._owner: Any = None
-        self._depth = 0
-
-    def __enter__(self) -> None:
-        run = self._run
-        strand = run.current
-        run.stop_here(lambda: self._owner in (None, strand))
-        self._owner = strand
-        self._depth += 1
-
-    def __exit__(self, *_: object) -> None:
-        self._depth -= 1
-        if not self._depth:
-            self._owner = None
 
 
 class Link(Descriptor):

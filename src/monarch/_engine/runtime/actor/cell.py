@@ -260,7 +260,7 @@ class Cell:
         if not self.is_async:
             self._recalled.add((link, port))
             self._recalled_within = self.mailbox.qsize() + 1  # including the one being handled
-            self._turn(RUNNING, DROPPING)
+            self.turn(RUNNING, DROPPING)
         elif (task := self.aside.get((link, port))) is not None:
             task.cancel()
         elif self.serving is not None and self._has_in_hand(link, port):
@@ -280,25 +280,23 @@ class Cell:
         # In the second case a recall came after the answer.
         if not self._recalled or self._recalled_within <= 0:
             self._recalled.clear()
-            self._turn(DROPPING, RUNNING)
+            self.turn(DROPPING, RUNNING)
         return dropped
 
-    def _turn(self, before: str, after: str) -> None:
+    def turn(self, before: str, after: str) -> bool:
+        """Change the state from `before` to `after`; return whether it was `before`."""
         with self._end_lock:
-            if self.state == before:
-                self.state = after
+            if self.state != before:
+                return False
+            self.state = after
+            return True
 
     # -- failure by an error -----------------------------------------------------------------------
 
     def abort(self, error: BaseException, failure: Failure | None = None) -> None:
         """Fail this actor, from any thread; endpoints that are running may still complete."""
-        failure = failure or self.failure_of(error)
-
-        def die() -> None:
-            self.fatal = error
-
-        if self.settle(failure):
-            self.interrupt(die)
+        if self.settle(failure or self.failure_of(error), error):
+            self.wake()
 
     # -- stop and exit -----------------------------------------------------------------------------
 
@@ -332,13 +330,18 @@ class Cell:
             reason = bytes(frame.body).decode(errors="replace")
             self.settle(self.own_failure(reason, STOPPED))
             self.finish()
+            self.wake()  # to clean up, once its thread is free
 
-    def settle(self, grave: Failure) -> bool:
-        """End the actor and answer every caller. Returns True for the first call only."""
+    def settle(self, grave: Failure, fatal: BaseException | None = None) -> bool:
+        """End the actor and answer every caller. Returns True for the first call only.
+
+        `fatal`: the exception that `__cleanup__` gets.
+        """
         with self._end_lock:
             if self.state is DEAD:
                 return False
             self.grave = grave
+            self.fatal = fatal
             self.state = DEAD
         traffic = instrument.traffic
         if traffic is not None:
@@ -386,13 +389,17 @@ class Cell:
             self.proc.post(link, frame.port, frame.rank, None)
 
     def refuse_queued(self) -> None:
+        woken = False
         while True:
             try:
                 item = self.mailbox.popleft() if self.is_async else self.mailbox.get_nowait()
             except (IndexError, _queue.Empty):
-                return
+                break
             if item is not None:
                 self.refuse(*item)
+            woken = woken or item is None
+        if woken:  # the actor's thread may not have woken yet
+            self.wake()
 
     def refuse(self, link: FrameLink, frame: Frame) -> None:
         if frame.kind == CALL:

@@ -37,7 +37,7 @@ from monarch._engine.base.failure import Failure
 from monarch._engine.base.features import LATE, TRACE, hook
 from monarch._engine.base.settings import settings
 from monarch._engine.base.verdict import STOPPED
-from monarch._engine.runtime.actor.cell import DEAD, RUNNING, Behaviour, Cell, Handler
+from monarch._engine.runtime.actor.cell import DEAD, RUNNING, STARTING, Behaviour, Cell, Handler
 from monarch._engine.runtime.actor.spans import in_span
 from monarch._engine.runtime.io import environment as environments
 from monarch._engine.runtime.proc.body import decode_body, unreadable
@@ -168,7 +168,7 @@ def _finish_sync(cell: Cell, grave: Failure, error: Exception | None) -> None:
 
 
 def construct(cell: Cell) -> bool:
-    """Run the user's constructor; False when the actor did not start."""
+    """Run the user's constructor; False when there is nothing to serve or to clean up."""
     traffic = instrument.traffic
     if traffic is not None:
         traffic.status(cell, "Initializing", "")
@@ -186,10 +186,8 @@ def construct(cell: Cell) -> bool:
         cell.settle(failure)
         cell.finish()
         return False
-    if cell.state is DEAD:  # stopped during construction
-        return False
-    cell.state = RUNNING
-    if traffic is not None:
+    begun = cell.turn(STARTING, RUNNING)  # else it was ended meanwhile, which its loop finds
+    if begun and traffic is not None:
         traffic.status(cell, "Idle", "")
     return True
 
