@@ -81,6 +81,18 @@ def test_strangers_are_refused(opened: Any, said: bytes) -> None:
     assert meeting.error == ""
 
 
+def test_strangers_beyond_64_are_closed_at_once(opened: Any) -> None:
+    """One may come beside them for each worker. Nobody is refused: that takes a handshake."""
+    meeting, address = opened(1)
+    meeting._strangers.update(socket.socket() for _ in range(64))
+    where = "127.0.0.1", int(address.rpartition(":")[2])
+    with socket.create_connection(where), socket.create_connection(where) as second:
+        second.settimeout(WAIT)
+        assert second.recv(1) == b""
+        assert meeting.refusals == []
+        assert len(meeting._strangers) == 65
+
+
 def test_two_workers_with_one_rank(opened: Any) -> None:
     meeting, address = opened(2)
     with report(address, KEY, of(1, pid=7), 0.0), report(address, KEY, of(1, pid=8), 0.0) as line:
