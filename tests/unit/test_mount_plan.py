@@ -137,6 +137,20 @@ def test_two_names_of_one_file_share_its_content() -> None:
     assert plan.extents(0) == [(1, 0, 0, 100)]
 
 
+@pytest.mark.parametrize("change", [{"key": (1, 3)}, {"size": 101}, {"time": 6}])
+def test_a_file_is_another_one_if_inode_size_or_time_differs(change: dict[str, Any]) -> None:
+    plan = Plan()
+    root = Found(0, b"", stat.S_IFDIR, 0, 0, (1, 1))
+    file = Found(0, b"a", stat.S_IFREG, 100, 5, (1, 2))
+    plan.update([root, file])
+    assert not plan.update([root, file])
+    changed = file._replace(**change)
+    assert plan.update([root, changed])
+    row = plan.tree.folder(ROOT)[b"a"]
+    assert (plan.keys[row], plan.tree.sizes[row]) == (changed.key, changed.size)
+    assert plan.tree.places[row] > plan.tree.places[1]
+
+
 def test_a_petabyte_without_content_costs_nothing() -> None:
     plan = Plan()
     root = Found(0, b"", stat.S_IFDIR, 0, 0, (1, 1))

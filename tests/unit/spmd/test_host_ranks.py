@@ -1,0 +1,34 @@
+"""What a host reports of its ranks, and in which order."""
+
+from __future__ import annotations
+
+import os
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+from monarch.spmd.host_ranks import Exited, HostRanks, Output, _Pipe, _Process
+
+SAID = b"last words"
+
+
+def test_the_exit_of_a_rank_is_reported_after_all_that_it_wrote() -> None:
+    """The exit may be read first: it comes by another connection."""
+    reported: list[Any] = []
+    ranks: Any = object.__new__(HostRanks)
+    ranks._port = SimpleNamespace(send=reported.append)
+    ranks._changing = threading.Lock()
+    process, other = (_Process(key, 0, key, key, None) for key in (0, 1))
+    ranks._processes = {0: process, 1: other}
+    ranks._pipes = {}
+    for writer in (process, other):
+        read, write = os.pipe()
+        os.set_blocking(read, False)
+        ranks._pipes[read] = _Pipe(writer, 1, True, None)
+        os.write(write, SAID)
+        os.close(write)
+    ranks._exited(0, 9)
+    assert reported == [Output(0, 0, 1, SAID, True), Exited(0, 0, 9)]
+    assert process.exited.is_set()
+    for read in ranks._pipes:
+        os.close(read)
