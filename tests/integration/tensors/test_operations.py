@@ -15,6 +15,7 @@ import torch
 
 from monarch import fetch_shard, get_active_mesh, inspect, no_mesh, remote
 from monarch._tensors.errors import RemoteException
+from monarch._tensors.worker.argument import here
 from monarch.config import configured
 from tests.adverbs import ADVERBS
 
@@ -196,6 +197,19 @@ def _values() -> int:
     import gc
 
     return sum(type(found) is torch.Tensor for found in gc.get_objects())
+
+
+def test_workers_forget_operations_that_were_not_used_for_long(
+    active: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(active.client.cache, "_size", 4)
+    for size in range(1, 101):  # each size is another operation
+        assert inspect(torch.ones(size).sum()).item() == size
+    assert remote(_templates).choose().get(timeout=60) <= 16
+
+
+def _templates() -> int:
+    return len(here.stream.table.templates)
 
 
 # -- errors ----------------------------------------------------------------------------------------

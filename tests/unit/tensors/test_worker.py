@@ -252,6 +252,18 @@ def test_the_other_side_of_a_command_that_fails_does_not_wait(worker: Worker, ki
             take(worker.table.name, (76, 0)).result(60)
 
 
+def test_a_failure_in_a_borrow_that_writes_spoils_all_views(worker: Worker) -> None:
+    """An actor that gets a view would otherwise compute with the values from before the borrow."""
+    values = worker.table.values
+    view = values[3] = values[X][:1]
+    worker.table.loans.give_back(75, Lost(7))
+    worker.execute((RECLAIM, 75, True, 0, X, (3,)))
+    assert values[3] is view, "a borrow that only reads spoils nothing"
+    worker.table.loans.give_back(75, Lost(7))
+    worker.execute((RECLAIM, 75, True, 4, X, (3,)))
+    assert (values[X], values[3]) == (Lost(7), Lost(7))
+
+
 def test_an_actor_gets_the_reason_why_a_call_has_no_arguments(worker: Worker) -> None:
     worker.define(FIRST, "actor", "endpoint.rref()", None)
     worker.execute((FIRST, NEW, MISSING, 80))
