@@ -13,6 +13,7 @@ import pytest
 
 import monarch
 from monarch._engine.runtime.agent.client import client_proc
+from monarch._engine.transport import segment
 from monarch.actor import Actor, default_bootstrap_cmd, endpoint
 from monarch.config import configured
 
@@ -37,6 +38,11 @@ class Probe(Actor):
     @endpoint
     def say(self, line: str) -> None:
         print(line, flush=True)
+
+    @endpoint
+    def hurry(self) -> None:
+        """Let segments that are unused be given back at once."""
+        segment._KEPT = 0.001
 
     @endpoint
     def death_signal(self) -> int:
@@ -75,6 +81,13 @@ def test_a_buffer_below_the_threshold_is_in_no_segment(
         probe = fresh(1).spawn("probe", Probe)
         assert len(probe.give.call_one(2 * MIB).get(timeout=WAIT)) == 2 * MIB
         assert (probe.warm.call_one().get(timeout=WAIT) > 0) == is_shared
+
+
+def test_a_process_gives_back_the_memory_of_a_burst(fresh: Fresh) -> None:
+    probe = fresh(1).spawn("probe", Probe)
+    probe.hurry.call_one().get(timeout=WAIT)
+    assert len(probe.give.call_one(4 * MIB).get(timeout=WAIT)) == 4 * MIB
+    until(lambda: probe.warm.call_one().get(timeout=WAIT) == 0)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a signal at the parent's death is Linux's")

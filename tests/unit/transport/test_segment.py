@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import os
 import pickle
 import resource
 import struct
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ MIB = 1 << 20
 def pool() -> Iterator[SegmentPool]:
     pool = SegmentPool(256 * MIB)
     yield pool
-    pool.trim()
+    empty(pool)
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +43,12 @@ def nothing_stays_mapped() -> Iterator[None]:
     gc.collect()
     assert len(segments._watches) == before
     segments._warm.clear()
+
+
+def empty(pool: SegmentPool) -> None:
+    """Give back what is unused: what was not used between two calls."""
+    pool.trim()
+    pool.trim()
 
 
 class Peer:
@@ -100,7 +107,7 @@ def test_any_sizes_side_by_side(sizes: list[int], stream: int, threshold: int) -
     del found
     gc.collect()
     assert pool.statistics[0] == 0
-    pool.trim()
+    empty(pool)
 
 
 @pytest.mark.parametrize("size", [1, MIB, 5 * MIB, 17 * MIB])
@@ -274,7 +281,7 @@ def test_the_pool_keeps_no_more_than_its_limit() -> None:
     assert (used, nbytes) == (0, free * stored[0].size)
     assert 0 < nbytes <= 2 * MIB
     assert descriptors() == before + free * each
-    pool.trim()
+    empty(pool)
     assert pool.statistics == (0, 0, 0)
     assert descriptors() == before
 
@@ -291,7 +298,60 @@ def test_the_pool_keeps_what_was_used_last() -> None:
     ident = peer.send(encode(np.zeros(1_900_001, np.uint8), THRESHOLD)).id
     assert peer.returned.count(ident) == 1
     peer.released(ident)
-    pool.trim()
+    empty(pool)
+
+
+class Clock:
+    """A clock whose only timer goes off when the test says so."""
+
+    def __init__(self) -> None:
+        self.due: Callable[[], None] | None = None
+
+    def call_later(self, seconds: float, action: Callable[[], None]) -> None:
+        assert (seconds, self.due) == (30, None)
+        self.due = action
+
+    def turn(self) -> None:
+        action, self.due = self.due, None
+        assert action is not None
+        action()
+
+
+def test_memory_goes_back_to_the_system_after_a_burst() -> None:
+    clock = Clock()
+    pool = SegmentPool(256 * MIB, clock.call_later)
+    peer = Peer(pool)
+    assert clock.due is None
+    burst = [peer.send(encode(np.ones(3 * MIB, np.uint8), THRESHOLD)) for _ in range(4)]
+    held, rare, *often = burst
+    for segment in (rare, *often):
+        peer.released(segment.id)
+    # A receiver keeps the segment mapped after it has released it, to copy the next payload faster.
+    file = os.dup(rare.fd)
+    mapped = mmap.mmap(file, rare.size, prot=mmap.PROT_READ)
+
+    clock.turn()
+    assert pool.statistics == (1, 3, 3 * rare.size), "it may be used again soon"
+    for _ in range(2):
+        peer.released(peer.send(encode(np.ones(3 * MIB, np.uint8), THRESHOLD)).id)
+    assert os.fstat(file).st_blocks
+    clock.turn()
+    assert pool.statistics == (1, 1, rare.size), "one was enough in between"
+    assert os.fstat(file).st_blocks == 0
+    clock.turn()
+    assert pool.statistics == (1, 0, 0)
+    assert clock.due is not None, "a receiver may release the last one"
+    peer.released(held.id)
+    clock.turn()
+    clock.turn()
+    assert pool.statistics == (0, 0, 0)
+    assert clock.due is None, "an idle process has nothing to do"
+    peer.released(peer.send(encode(numbers(), THRESHOLD)).id)
+    clock.turn()
+    clock.turn()
+    assert pool.statistics == (0, 0, 0)
+    mapped.close()
+    os.close(file)
 
 
 def test_reserved_memory_is_held_as_long_as_it_is(pool: SegmentPool, peer: Peer) -> None:
@@ -344,7 +404,7 @@ def test_windows_show_what_is_written_later_and_are_kept() -> None:
     assert windows._bytes == len(windows._kept) == 0
     assert bytes(view) == b"two"  # an open view stays valid
     del memory, segment
-    pool.trim()
+    empty(pool)
 
 
 def test_windows_keep_no_more_than_their_limit() -> None:

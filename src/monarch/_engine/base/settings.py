@@ -326,7 +326,7 @@ class Settings:
 
     # -- of pymonarch only
     shm_threshold = _integer(65_536, "MONARCH_SHM_THRESHOLD", "bytes; buffers at least this large travel by shared memory")
-    shm_pool_limit = _integer(2**30, "MONARCH_SHM_POOL_LIMIT", "bytes of warm shared-memory segments a process keeps for reuse")
+    shm_pool_limit = _integer(2**30, "MONARCH_SHM_POOL_LIMIT", "bytes of warm shared-memory segments a process keeps for reuse; one that is unused for a minute is given back")
     mailbox_limit = _integer(100_000, "MONARCH_MAILBOX_LIMIT", "messages queued for one actor before its senders are slowed")
     mailbox_bytes_limit = _integer(256 * 2**20, "MONARCH_MAILBOX_BYTES_LIMIT", "bytes queued for one actor before its senders are slowed")
     send_buffer_limit = _integer(64 * 2**20, "MONARCH_SEND_BUFFER_LIMIT", "bytes queued on one link before its senders are slowed")

@@ -7,7 +7,8 @@ mapping is freed, the receiver reports it (a RELEASE frame). Then the segment re
 sender's pool with its pages still warm: filling a warm segment is nine times faster than filling a
 fresh one. A receiver that dies releases its segments by the loss of its link.
 
-The pool keeps at most `limit` bytes of unused segments, the latest used ones. Segments in use are
+The pool keeps at most `limit` bytes of unused segments, the latest used ones, and gives back those
+that were not used for half a minute: a burst costs memory only for a while. Segments in use are
 bounded by what receivers hold. A process that already has `_MAX_MAPPINGS` live mappings copies
 instead of mapping, since the kernel bounds mappings and descriptors.
 
@@ -45,6 +46,7 @@ _MAX_MAPPINGS = 4096
 _RESERVED = "reserved"  # the holder of a segment filled by `reserve`
 _TAKES_LONG = 16 << 20
 _MAX_FREE = 64  # unused segments to keep: each has two descriptors
+_KEPT = 30.0  # seconds between two looks for segments that nothing has used in between
 
 
 class _Segment:
@@ -69,6 +71,14 @@ class _Segment:
 
     def close(self) -> None:
         _aside(self.size, self._close)
+
+    def give_back(self) -> None:
+        """Close it, and free its pages even where a receiver keeps them mapped for the next one."""
+        if hasattr(mmap, "MADV_REMOVE"):
+            with contextlib.suppress(OSError):  # not on each file system
+                for at in range(0, self.size, _COPY_STEP):  # it holds the interpreter lock
+                    self.map.madvise(mmap.MADV_REMOVE, at, min(_COPY_STEP, self.size - at))
+        self._close()
 
     def _close(self) -> None:
         _unmap(self.map)
@@ -111,10 +121,17 @@ class SegmentPool:
 
     Args:
         limit: bytes of unused segments to keep warm.
+        later: calls a function after so many seconds, on any thread. Without it nothing but the
+            limit bounds what is unused.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(
+        self, limit: int, later: Callable[[float, Callable[[], None]], object] | None = None
+    ) -> None:
         self._limit = limit
+        self._later = later
+        self._looks = False  # whether `trim` will be called
+        self._trimmed = 0  # the order of its last call among the retirements
         self._lock = threading.RLock()  # a finaliser may send while its own thread holds the lock
         self._ids = itertools.count(1)
         self._free: dict[int, list[_Segment]] = {}  # by size; the oldest is first
@@ -203,13 +220,29 @@ class SegmentPool:
                     self._retire(segment)
 
     def trim(self) -> None:
-        """Return all unused segments to the system."""
+        """Give the segments back to the system that nothing has used since the last call.
+
+        The pool has this called every half minute while it has segments.
+        """
+        unused: list[_Segment] = []
         with self._lock:
-            for segments in self._free.values():
-                for segment in segments:
-                    segment.close()
-            self._free.clear()
-            self._free_bytes = 0
+            for size, segments in list(self._free.items()):
+                while segments and segments[0].retired < self._trimmed:
+                    unused.append(segments.pop(0))
+                    self._free_bytes -= size
+                if not segments:
+                    del self._free[size]
+            self._trimmed = next(self._retirements)
+            self._looks = False
+            if self._free or self._used:
+                self._look_later()
+        for segment in unused:
+            segment.give_back()
+
+    def _look_later(self) -> None:
+        if self._later is not None and not self._looks:
+            self._looks = True
+            self._later(_KEPT, self.trim)
 
     @property
     def statistics(self) -> tuple[int, int, int]:
@@ -230,6 +263,7 @@ class SegmentPool:
                 segment = _Segment(next(self._ids), size)
             segment.holders[holder] = 1
             self._used[segment.id] = segment
+            self._look_later()
             return segment
 
     def _retire(self, segment: _Segment) -> None:

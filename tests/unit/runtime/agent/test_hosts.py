@@ -11,9 +11,24 @@ import pytest
 from monarch._engine.base.home import HOME
 from monarch._engine.runtime.agent.hosts import Hosts
 from monarch._engine.runtime.cast.relay import CastRelay
+from monarch._engine.runtime.io import environment as environments
 from monarch._engine.runtime.io.reactor import Reactor
 
 CLIENT = 1 << 63
+
+
+def test_memory_for_payloads_of_other_hosts_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    timers: list[Any] = []
+    clock = SimpleNamespace(call_later=lambda _, action: timers.append(action))
+    monkeypatch.setattr(environments.current, "clock", lambda: clock)
+    agent: Any = SimpleNamespace(reactor=Reactor())
+    hosts = Hosts(agent, CLIENT, "here")
+    agent.reactor.close()
+    hosts.segments.reserve(1 << 20)  # freed at once
+    assert hosts.segments.statistics[:2] == (0, 1)
+    for _ in range(2):
+        timers.pop()()
+    assert hosts.segments.statistics == (0, 0, 0)
 
 
 def agent_with(lost: list[Any], audited: list[Any]) -> Any:

@@ -117,7 +117,8 @@ class Hosts:
     def __init__(self, agent: HostsAgent, client: int, name: str) -> None:
         self.name = name
         self.reactor = agent.reactor
-        self.segments = SegmentPool(settings.shm_pool_limit)
+        clock = environments.current.clock()
+        self.segments = SegmentPool(settings.shm_pool_limit, clock.call_later)
         self.windows = Windows(settings.shm_pool_limit)
         self.monitor = HeartbeatMonitor(agent.reactor.call_at, settings.host_timeout)
         self.addresses: dict[str, str] = {}  # by host: its address, as the client gave it

@@ -216,8 +216,8 @@ class Proc:
         self.encode_result = functools.partial(encode_result, threshold=threshold, limit=limit)
         self._queue_limit: int = settings.send_buffer_limit
         self._patience: float = settings.backpressure_timeout
-        self.segments = SegmentPool(settings.shm_pool_limit)
         self.clock = environments.current.clock()  # timers that are not urgent
+        self.segments = SegmentPool(settings.shm_pool_limit, self.clock.call_later)
         self.wait_watch = WaitWatch(self)
         self.casting = Casting(self, reign << _REIGN)
         self.directs = Directs(self)
