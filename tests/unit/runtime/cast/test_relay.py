@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
 from monarch._engine.runtime.cast.relay import CastRelay
-from monarch._engine.runtime.cast.sender import HEADS
+from monarch._engine.runtime.cast.sender import HEADS, answers_in
 from monarch._engine.runtime.cast.tunnel_end import Cast, TunnelEnd, Way
 from monarch._engine.runtime.io.reactor import Timer
-from monarch._engine.wire.frame import CALL, CAST, FLOW, Frame, FrameReader
+from monarch._engine.wire.frame import (
+    ANSWERS,
+    CALL,
+    CAST,
+    FLOW,
+    MARK,
+    POST,
+    Frame,
+    FrameReader,
+    pack,
+)
 
-CALLER, RECEIVER = 11, 22
+CALLER, RECEIVER, PORT = 11, 22, 7
 
 
 class Peer:
@@ -43,8 +54,17 @@ class End(TunnelEnd):
 
     full = False
 
+    def __init__(self, relay: CastRelay, way: Way, near: int, far: int, *, ours: bool) -> None:
+        super().__init__(relay, way, near, far, ours=ours)
+        self.holds: list[bool] = []
+
+    def write(self, data: Any) -> None: ...
+
     def write_cast(self, cast: Cast, rank: int) -> bool:
         return not self.full
+
+    def hold(self, *, on: bool) -> None:
+        self.holds.append(on)
 
 
 class Host:
@@ -53,9 +73,12 @@ class Host:
     def __init__(self, name: str, other: str) -> None:
         self.coming: set[tuple[int, int]] = set()
         self.flow: list[tuple[int, bool]] = []  # FLOW to procs here
+        self.answers: list[tuple[list[tuple[int, bytes]], bool]] = []  # to procs, and whether all
+        self.timers: list[Callable[[], None]] = []
         self.relay = CastRelay(self, name)
         self.peer = Peer()
-        self.way: Way | None = self.relay.way(other, self.peer)  # type: ignore[arg-type]
+        self.relay_way = self.relay.way(other, self.peer)  # type: ignore[arg-type]
+        self.way: Way | None = self.relay_way
 
     def cast_way(self, host: str, *, dial: bool) -> Way | None:
         return self.way
@@ -65,11 +88,32 @@ class Host:
 
     def cast_tell(self, proc: int, frame: bytes) -> None:
         (told,) = FrameReader(1 << 20, "").feed(memoryview(frame))
-        assert told.kind == FLOW
-        self.flow.append((proc, bool(told.flags)))
+        if told.kind == ANSWERS:
+            self.answers.append((list(answers_in(told)), bool(told.flags)))
+        else:
+            assert told.kind == FLOW
+            self.flow.append((proc, bool(told.flags)))
 
     def cast_at(self, when: float, action: Callable[[], None]) -> Timer:
+        self.timers.append(action)
         return Timer(when, action)
+
+    def run(self) -> None:
+        """Call what is due later."""
+        timers, self.timers = self.timers, []
+        for action in timers:
+            action()
+
+    @property
+    def left(self) -> dict[str, Any]:
+        """What the relay keeps."""
+        relay, way = vars(self.relay), self.relay_way
+        kept = {
+            name: relay[name] for name in ("_casts", "_ends", "_queues", "_over_early", "_full")
+        }
+        for name in ("tunnel_ends", "coming", "last", "lines", "blocked", "tunnels", "gone"):
+            kept[name] = getattr(way, name)
+        return {name: value for name, value in kept.items() if value}
 
     def cast_now(self) -> float:
         return 0.0
@@ -81,12 +125,14 @@ class Host:
         self.relay.attached(end)
         return end
 
-    def cast(self, number: int) -> None:
-        """Cast to rank 0, the receiver, which is on the other host."""
-        new = json.dumps([number, 0, 2, [], []]).encode()
-        plan = json.dumps([["there", [[RECEIVER, 1, 0, 1]]]]).encode()
+    def cast(
+        self, number: int, *, gathers: bool = False, rank: int = 0, tied: bool = False
+    ) -> None:
+        """Cast to the receiver, which is on the other host."""
+        new = json.dumps([number, int(gathers), 2, [rank] if tied else [], []]).encode()
+        plan = json.dumps([["there", [[RECEIVER, 1, rank, 1]]]]).encode()
         body = HEADS.pack(len(new), len(plan)) + new + plan
-        self.relay.begin(CALLER, Frame(CAST, 0, 0, 0, CALL, 0, b"", body))
+        self.relay.begin(CALLER, Frame(CAST, 0, 0, PORT, CALL, 0, b"", body))
 
 
 @pytest.fixture
@@ -96,9 +142,10 @@ def here() -> Host:
 
 @pytest.fixture
 def there(here: Host) -> Host:
-    """The other host, with the receiver; what is sent from here arrives at once."""
+    """The other host, with the receiver; what one of them sends arrives at the other at once."""
     there = Host("there", "here")
-    here.peer.deliver = lambda lane, data: there.relay.received(there.way, lane, data)  # type: ignore[arg-type]
+    here.peer.deliver = lambda lane, data: there.relay.received(there.relay_way, lane, data)
+    there.peer.deliver = lambda lane, data: here.relay.received(here.relay_way, lane, data)
     return there
 
 
@@ -142,3 +189,63 @@ def test_a_caller_goes_on_when_the_host_that_holds_it_back_is_lost(here: Host) -
     assert way is not None
     here.relay.way_over(way, "it is lost")
     assert here.flow == [(CALLER, True), (CALLER, False)]
+
+
+@pytest.mark.parametrize("end", ["answer", "big answer", "receiver", "caller", "not wanted"])
+def test_a_gathered_cast_ends_and_nothing_of_it_is_kept(here: Host, there: Host, end: str) -> None:
+    near = here.open(CALLER, RECEIVER, ours=True)
+    receiver = there.open(RECEIVER, CALLER, ours=False)
+    here.cast(1, gathers=True)
+    assert here.answers == []
+    answer = Frame(POST, 0, PORT, 0, 0, 0, b"", bytes(1 << 17) if "big" in end else b"yes")
+    if "answer" in end:
+        assert there.relay.answer(receiver, answer) is (end == "answer")
+    elif end == "not wanted":
+        here.relay.over(CALLER, 1)
+    if end != "caller":
+        there.relay.closed(receiver)
+        here.relay.closed(near)
+    here.relay.caller_gone(CALLER, for_good=True)
+    there.relay.caller_left(there.relay_way, CALLER)
+    here.relay.caller_left(here.relay_way, RECEIVER)
+    here.run()
+    if end == "caller":
+        there.relay.closed(receiver)
+        here.relay.closed(near)
+    told: Any = {"answer": [([(0, b"yes")], True)], "caller": [], "not wanted": []}
+    assert here.answers == told.get(end, [([], True)])
+    assert (here.left, there.left) == ({}, {})
+    assert receiver.expected == {}
+
+
+def test_a_cast_that_is_not_wanted_any_more_is_sent_and_forgotten(here: Host) -> None:
+    """It waits for its tunnel when its caller ends the call: the message is not recalled."""
+    here.coming.add((CALLER, RECEIVER))
+    here.cast(1, gathers=True)
+    here.relay.over(CALLER, 1)
+    near = here.open(CALLER, RECEIVER, ours=True)
+    assert here.peer.tunnels == [[1]]
+    here.relay.closed(near)
+    here.relay.caller_gone(CALLER, for_good=True)
+    here.relay.caller_left(here.relay_way, RECEIVER)
+    assert here.left == {}
+
+
+def test_a_tunnel_whose_mark_is_ahead_of_its_cast_is_held_until_that_comes(
+    here: Host, there: Host
+) -> None:
+    here.open(CALLER, RECEIVER, ours=True)
+    receiver = there.open(RECEIVER, CALLER, ours=False)
+    there.relay.arrived(receiver, pack(MARK, 1, 0, 0, b"", b""))
+    assert receiver.holds == [True]
+    assert list(there.relay_way.blocked[CALLER]) == [receiver]
+    here.cast(1, tied=True)
+    assert receiver.holds == [True, False]
+    assert there.relay_way.blocked[CALLER] == {}
+
+
+def test_plans_are_bounded(here: Host) -> None:
+    here.open(CALLER, RECEIVER, ours=True)
+    for number in range(1, 301):
+        here.cast(number, rank=number)
+    assert len(here.relay._plans) == 256
