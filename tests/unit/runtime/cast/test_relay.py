@@ -202,6 +202,8 @@ def test_a_gathered_cast_ends_and_nothing_of_it_is_kept(here: Host, there: Host,
         assert there.relay.answer(receiver, answer) is (end == "answer")
     elif end == "not wanted":
         here.relay.over(CALLER, 1)
+    assert ("_casts" in here.left) == (end in ("receiver", "caller"))
+    assert (receiver.expected == {}) == (end == "big answer")
     if end != "caller":
         there.relay.closed(receiver)
         here.relay.closed(near)
@@ -225,6 +227,8 @@ def test_a_cast_that_is_not_wanted_any_more_is_sent_and_forgotten(here: Host) ->
     here.relay.over(CALLER, 1)
     near = here.open(CALLER, RECEIVER, ours=True)
     assert here.peer.tunnels == [[1]]
+    assert "_casts" not in here.left
+    assert "_over_early" not in here.left
     here.relay.closed(near)
     here.relay.caller_gone(CALLER, for_good=True)
     here.relay.caller_left(here.relay_way, RECEIVER)
@@ -241,6 +245,9 @@ def test_a_tunnel_whose_mark_is_ahead_of_its_cast_is_held_until_that_comes(
     assert list(there.relay_way.blocked[CALLER]) == [receiver]
     here.cast(1, tied=True)
     assert receiver.holds == [True, False]
+    assert there.relay_way.blocked[CALLER] == {}
+    there.relay.arrived(receiver, pack(MARK, 2, 0, 0, b"", b""))
+    there.relay.closed(receiver)
     assert there.relay_way.blocked[CALLER] == {}
 
 

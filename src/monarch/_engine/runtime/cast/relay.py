@@ -329,15 +329,15 @@ class CastRelay:
         if len(hosts) <= fanout:  # no host passes it on, so none has to send it again
             cast.frame, cast.content = b"", None
         if (caller, number) in self._over_early:
-            self._over_early.discard((caller, number))
             self.over(caller, number)
+            self._over_early.discard((caller, number))
         return True
 
     def over(self, caller: int, number: int) -> None:
         """Stop gathering answers to the cast of a proc here."""
-        if caller in self._queues:
-            self._over_early.add((caller, number))
         ident = (self._here, caller, number)
+        if caller in self._queues and ident not in self._casts:
+            self._over_early.add((caller, number))
         self._do(self._core.release(ident))
         self._forget(ident)
 
