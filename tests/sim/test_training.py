@@ -9,7 +9,7 @@ import pytest
 
 import monarch.actor
 from monarch import _spi
-from monarch.actor import Actor, current_rank, endpoint, this_host
+from monarch.actor import Actor, ActorError, current_rank, endpoint, this_host
 from monarch.testing import simulate
 from monarch.training import Replicas
 
@@ -118,6 +118,16 @@ def test_a_wait_for_a_state_ends_with_its_round():
         time.sleep(1)
         next_round(one, other)
         assert fetching.get() == "the round is over"
+
+    simulate(script)
+
+
+def test_a_request_that_the_training_has_no_place_for_is_refused():
+    def script():
+        replicas = Replicas(2)
+        ranks = this_host().spawn_procs({"rank": 3}).spawn("ranks", Rank, replicas.coordinator)
+        with pytest.raises(ActorError, match="rank 2 is not"):
+            ranks.slice(rank=2).join.call_one().get()
 
     simulate(script)
 
