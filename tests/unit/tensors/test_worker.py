@@ -39,7 +39,8 @@ from monarch._tensors.function import (  # noqa: E402
     resolvable_function,
 )
 from monarch._tensors.torch_operator import ResolvableOperator  # noqa: E402
-from monarch._tensors.worker.shares import take  # noqa: E402
+from monarch._tensors.worker import shares  # noqa: E402
+from monarch._tensors.worker.shares import hand_over, take  # noqa: E402
 from monarch._tensors.worker.stream import StreamThread, Table  # noqa: E402
 from monarch._tensors.worker.template import Lost, compiled  # noqa: E402
 from monarch.actor import Slice  # noqa: E402
@@ -262,6 +263,38 @@ def test_a_failure_in_a_borrow_that_writes_spoils_all_views(worker: Worker) -> N
     worker.table.loans.give_back(75, Lost(7))
     worker.execute((RECLAIM, 75, True, 4, X, (3,)))
     assert (values[X], values[3]) == (Lost(7), Lost(7))
+
+
+def test_a_stream_that_waits_for_a_value_of_another_process_goes_on_when_it_arrives(
+    worker: Worker,
+) -> None:
+    waiting, done = threading.Event(), threading.Event()
+
+    class Changed(threading.Condition):
+        def wait(self, timeout: float | None = None) -> bool:
+            waiting.set()
+            return super().wait(timeout)
+
+    transfers = worker.table.transfers
+    transfers._changed = Changed()
+    worker.stream.put(10, [(RECEIVE, NEW, 77, ((1, 0),), X, META, "engine")])
+    worker.stream.call(done.set)
+    assert waiting.wait(60)
+    transfers.arrive((77, 0), torch.full((2,), 5.0))
+    assert done.wait(60), "it waits for its time limit"
+    assert worker.table.values[NEW].tolist() == [5, 5]
+
+
+def test_the_first_value_that_is_handed_over_counts_until_it_is_taken() -> None:
+    key = (78, 0)
+    hand_over("engine", key, "first")
+    hand_over("engine", key, error=KeyError("the actor was lost meanwhile"))
+    assert take("engine", key).result(0) == "first"
+    later = take("engine", key)
+    assert not later.done()
+    hand_over("engine", key, "second")
+    assert later.result(0) == "second"
+    assert ("engine", key) not in shares._shares
 
 
 def test_an_actor_gets_the_reason_why_a_call_has_no_arguments(worker: Worker) -> None:
