@@ -2,8 +2,7 @@
 
 `LogRecords` is a handler that makes a row of each record: its text, its level and place, and the
 actor and rank in whose code it was logged. The fields of ``extra={...}`` come along, so a program
-that logs with ``extra={"step": 12}`` finds its rows by step. In the code of a
-`monarch.training.Manager` the step is known without that.
+that logs with ``extra={"step": 12}`` finds its rows by step.
 
 A handler at the root logger would change what the program prints: `logging.basicConfig` does
 nothing where there is one, and the handler of last resort is then silent. So `install` has the
@@ -23,7 +22,7 @@ from typing import Any
 
 from monarch._spi import current_context
 
-__all__ = ["LogRecords", "at_step", "install"]
+__all__ = ["LogRecords", "install"]
 
 Add = Callable[[tuple[Any, ...]], object]
 
@@ -36,13 +35,6 @@ _USUAL = frozenset(vars(logging.makeLogRecord({}))) | {
 }
 _LEVELS = ((logging.ERROR, "ERROR"), (logging.WARNING, "WARN"), (logging.INFO, "INFO"))
 _QUIET = ("monarch.telemetry",)  # reports of the export itself: they would go round in a circle
-
-_steps: dict[int, int] = {}
-
-
-def at_step(actor: int, step: int) -> None:
-    """Note the step at which an actor is, for its log records; ``actor`` is the uid of its mesh."""
-    _steps[actor] = step
 
 
 class LogRecords(logging.Handler):
@@ -85,8 +77,6 @@ class LogRecords(logging.Handler):
             fields["actor"] = str(actor)
             fields["actor_id"] = str(actor.actor_id)
             fields["rank"] = here.actor_instance.rank.rank
-            if actor._uid in _steps:
-                fields["step"] = _steps[actor._uid]
         fields |= {name: value for name, value in vars(record).items() if name not in _USUAL}
         if record.exc_info and record.exc_info[1] is not None:
             error = record.exc_info[1]

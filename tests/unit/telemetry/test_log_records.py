@@ -109,13 +109,12 @@ def test_a_programs_own_logging_stays_as_it_is():
     assert "third" in printed[0].stdout
 
 
-def test_an_actor_and_its_step_are_named(rows, monkeypatch):
+def test_an_actor_and_its_rank_are_named(rows, monkeypatch):
     class Rank:
         rank = 3
 
     class Actor:
         rank = Rank()
-        _uid = 5
         actor_id = "trainer<2>.procs-3<3>@x"
 
         def __str__(self):
@@ -125,11 +124,7 @@ def test_an_actor_and_its_step_are_named(rows, monkeypatch):
         actor_instance = Actor()
 
     monkeypatch.setattr(log_records, "current_context", Context)
-    log_records.at_step(5, 41)
-    try:
-        logging.getLogger("test.rows").error("x")
-    finally:
-        log_records._steps.clear()
+    logging.getLogger("test.rows").error("x")
     fields = json.loads(mine(rows)[0][3])
-    assert (fields["rank"], fields["step"], fields["actor_id"]) == (3, 41, Actor.actor_id)
+    assert (fields["rank"], fields["actor_id"]) == (3, Actor.actor_id)
     assert fields["actor"] == str(Actor())
