@@ -712,8 +712,11 @@ class RaisesUnpicklable(Actor):
 @pytest.mark.ours("on the reference the actor dies of the exception it cannot pickle")
 def test_an_exception_that_cannot_be_pickled_is_still_an_actor_error(single):
     mesh = single.spawn("raises", RaisesUnpicklable)
-    with pytest.raises(ActorError, match="holds a lock"):
+    with pytest.raises(ActorError, match="holds a lock") as caught:
         mesh.fail.call_one().get()
+    said = str(caught.value.exception)
+    assert "Unpicklable: holds a lock (the exception could not be pickled: " in said
+    assert "_thread.lock" in said
     assert mesh.ok.call_one().get() == "ok"
 
 

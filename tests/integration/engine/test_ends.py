@@ -46,6 +46,7 @@ DEATHS = {
     "exit 3": lambda mesh, pid: mesh.exit.broadcast(3),
     "exit 0": lambda mesh, pid: mesh.exit.broadcast(0),
 }
+SAID = {"SIGKILL": "SIGKILL", "exit 3": "non-zero code 3", "exit 0": "exited cleanly"}
 
 
 @pytest.mark.failures
@@ -69,7 +70,7 @@ def test_a_dead_process_ends_what_is_in_flight_and_what_comes_after(
     ]
     DEATHS[death](victim, pid)
     for future in in_flight:
-        with pytest.raises(SupervisionError):
+        with pytest.raises(SupervisionError, match=SAID[death]):
             future.get(timeout=WAIT)
     for attempt in (
         lambda: victim.pid.call_one(),
@@ -80,7 +81,7 @@ def test_a_dead_process_ends_what_is_in_flight_and_what_comes_after(
         lambda: procs.initialized,
         lambda: procs.spawn("late", Mortal).pid.call(),
     ):
-        with pytest.raises(SupervisionError):
+        with pytest.raises(SupervisionError, match=SAID[death]):
             attempt().get(timeout=WAIT)
     with open(fifo, "w"):  # unblock the rank that still runs
         pass
