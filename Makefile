@@ -4,6 +4,7 @@
 # set-up, so the next run starts at once.
 
 PYTHON ?= python3
+SHARD  ?= 1/20
 BIN    := .venv/bin
 
 # A machine that forbids files of bytecode would compile this package for each process that starts.
@@ -11,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-hosts demo-replicas demo-slurm test test-all test-pythons soak-profile check news release-check docs docs-serve format bench clean
+.PHONY: help demo demo-hosts demo-replicas demo-slurm test test-all test-pythons mutants mutants-map soak-profile check news release-check docs docs-serve format bench clean
 
 help: ## list the targets
 	@echo "pymonarch: actors on meshes of processes, in pure Python"
@@ -44,6 +45,12 @@ test-all: .venv/.ready-dev ## run all tests, also the slow ones, the checks, and
 
 test-pythons: .venv/.ready-dev ## run tests on the other Pythons that are installed (VERSIONS="3.10 3.12")
 	@$(BIN)/python -m pytest .ci/jobs/test_pythons.py
+
+mutants-map: .venv/.ready-dev ## find which tests reach a line, for make mutants (runs them under coverage)
+	@$(BIN)/python tests/soak/mutations.py --map
+
+mutants: .venv/.ready-dev ## change the code in many places, and see whether a test fails (SHARD=1/20: an hour)
+	@$(BIN)/python tests/soak/mutations.py --shard $(SHARD)
 
 soak-profile: .venv/.ready-dev ## look at programs of torch all the time, for SECONDS (300)
 	@$(BIN)/python tests/soak/profiles.py $(SECONDS)

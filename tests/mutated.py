@@ -117,8 +117,8 @@ def run_test(
     options = ["-x", "-q", "--tb=short", "-p", "no:cacheprovider"]
     with copy_of_the_package(changes) as folder:
         options += [f"--timeout={timeout:g}", f"--basetemp={folder / 'tests'}"]
-        # Twice the time, for the preparation and for what follows the test.
-        ended = run_in(folder, ["-c", START, str(folder), *options, test], 2 * timeout + 60)
+        # Half a minute more: for imports, and for fixtures that wait for what is broken.
+        ended = run_in(folder, ["-c", START, str(folder), *options, test], timeout + 30)
         loaded = folder / "loaded"
         imported = set(loaded.read_text().split()) if loaded.exists() else set[str]()
         wanted = {str(folder / "monarch" / change.file) for change in changes}

@@ -77,7 +77,7 @@ def test_each_section_of_the_page_has_a_promise_that_is_listed() -> None:
 TODAY = dt.datetime.now(dt.timezone.utc).date().isoformat()
 DAY = os.environ.get("PROMISES_OF_DAY") or TODAY
 A_DAY = 10
-HANG = 20.0  # seconds until a test that waits for ever counts as failed
+HANG = 12.0  # seconds until a test that waits for ever counts as failed
 LONG = 120.0
 HOW = ("It ended in another way than expected", "It passes")
 

@@ -1,14 +1,17 @@
-"""Mutation tests: change security and ordering code in one place at a time, and run its tests.
+"""Mutation tests: change the code in one place at a time, and run the tests that reach it.
 
-    python tests/soak/mutations.py                       all files of the table below: hours
-    python tests/soak/mutations.py --files secret.py     the files whose path ends so
-    python tests/soak/mutations.py --sample 40           40 changes of each file, spread evenly
+    make mutants-map                                     first: which tests reach a line
+    make mutants SHARD=1/12                              one of twelve parts, at most an hour
+    python tests/soak/mutations.py --report              all parts so far into docs/reliability.md
+    python tests/soak/mutations.py --files job/saved.py  all mutants of the files whose path ends so
+    python tests/soak/mutations.py --sample 60           so many, spread evenly; --kinds lock await
 
-A *mutant* is the code with one condition negated or made constant, one comparison shifted, one
-number off by one, or one statement left out. A mutant for which no test fails *survives*: either
-the change breaks no promise, or a test is missing. Texts of errors are not changed.
+`mutant.py` says which changes are made. A mutant for which no test fails *survives*, and so does
+one that no test reaches: either the change breaks no promise, or a test is missing. A failure
+counts only if that test passes by itself without the change, in the same way.
 
-No file is changed: a fork of this process compiles the mutant in place of the module.
+No file is changed: a fork of this process compiles the mutant in place of the module. The order of
+the mutants is even, over packages and kinds, wherever it is cut off.
 
 Rejected: cosmic-ray, which works with this project. It edits the file in place, starts Python and
 pytest for each mutant (which takes ten times as long), and leaves no statement out.
@@ -19,161 +22,98 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import ctypes
+import gc
+import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import json
 import math
 import os
+import random
 import resource
+import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import hypothesis.strategies  # loaded here once, and not in each fork
+import hypothesis
 import pytest
+from mutant import KINDS, Mutant, mutants
+from reach import PACKAGE, ROOT, Reach, draw
 
-ROOT = Path(__file__).resolve().parents[2]
-PACKAGE = ROOT / "src" / "monarch"
-
-TESTS = {
-    "_engine/protocol/session/handshake.py": "protocol/test_handshake.py",
-    "_engine/protocol/session/records.py": "protocol/test_records.py",
-    "_engine/protocol/session/channel.py": "protocol/test_stream.py protocol/test_channel.py",
-    "_engine/protocol/order_merge.py": "protocol/test_order_merge.py",
-    "_engine/protocol/path_switch.py": "unit/runtime/direct/test_direct.py",
-    "_engine/protocol/session/detector.py": "protocol/test_detector.py",
-    "_engine/protocol/directory.py": (
-        "unit/protocol/test_one_directory.py protocol/test_directory.py"
-    ),
-    "_engine/protocol/membership.py": "unit/protocol/test_membership.py protocol/test_directory.py",
-    "_failover/state.py": "unit/test_failover.py",
-    "_engine/protocol/session/lanes.py": "protocol/test_lanes.py",
-    "_engine/protocol/cast.py": "protocol/test_cast.py",
-    "_engine/wire/packet.py": "unit/wire/test_packet.py protocol/test_stream.py",
-    "_engine/runtime/admission/secret.py": "unit/runtime/admission/test_secret.py",
-    "_engine/runtime/admission/socket_file.py": "unit/runtime/admission/test_socket_file.py",
-    "_engine/runtime/direct/ticket.py": "unit/runtime/direct/test_ticket.py",
-    "_engine/runtime/admission/handshake_io.py": (
-        "unit/runtime/admission/test_handshake_io.py unit/runtime/admission/test_dialing.py"
-    ),
-    "_engine/runtime/admission/authenticated.py": "unit/runtime/admission/test_authenticated.py",
-    "_restarts/epoch_barrier.py": "unit/restarts/test_epoch_barrier.py",
-    "_engine/runtime/admission/host_identity.py": "unit/runtime/admission/test_host_identity.py",
-    "_engine/launch/own_folder.py": "unit/launch/test_scratch.py",
-    "_engine/launch/scratch.py": "unit/launch/test_scratch.py",
-    "job/saved.py": "unit/job",
-}
-"""For each file, the tests that are to notice."""
-
-_SHIFTED = {
-    ast.Lt: ast.LtE,
-    ast.LtE: ast.Lt,
-    ast.Gt: ast.GtE,
-    ast.GtE: ast.Gt,
-    ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq,
-    ast.In: ast.NotIn,
-    ast.NotIn: ast.In,
-    ast.Is: ast.IsNot,
-    ast.IsNot: ast.Is,
-    ast.And: ast.Or,
-    ast.Or: ast.And,
-    ast.Add: ast.Sub,
-    ast.Sub: ast.Add,
-    ast.BitAnd: ast.BitOr,
-    ast.BitOr: ast.BitAnd,
-}
-_LEFT_OUT = (ast.Expr, ast.Raise, ast.Assign, ast.AugAssign, ast.Delete, ast.Return)
-_FOR_OTHERS = ("__slots__", "__all__")
-"""Without these names nothing that is promised changes."""
-# A mutant hangs, and so counts as noticed, if it uses _SLOW times the processor time of a run
-# without a change and _GRACE seconds more, or takes _STUCK times as long and _PATIENCE seconds
-# more.
-_SLOW = 3.0
-_GRACE = 2.0
-_STUCK = 10.0
-_PATIENCE = 20.0
+OUT = ROOT / "out" / "mutants"
+MAP = OUT / "map.json"
+PAGE = ROOT / "docs" / "reliability.md"
+EXPLAINED = Path(__file__).with_name("survivors.txt")
+PACKAGES = (
+    "_engine _restarts _failover _deadlock rdma training spmd _admin _tensors/core _tensors/worker "
+    "job _mounts"
+).split()
+WARM = "hypothesis.strategies numpy torch starlette.testclient cloudpickle".split()
+"""Loaded here once, and not in each fork, where they are installed."""
+SEED = 31
+# A mutant hangs, and so counts as noticed, if it uses so many seconds of processor time more than
+# its tests took under coverage, or takes _STUCK times as long and _PATIENCE seconds more.
+_GRACE = 20.0
+_STUCK = 5.0
+_PATIENCE = 40.0
+_PR_SET_CHILD_SUBREAPER = 36
 
 
-class Mutant(NamedTuple):
+class Place(NamedTuple):
+    """A mutant: the `number`-th of its file."""
+
+    file: str
+    number: int
     line: int
+    kind: str
     text: str
-    apply: Callable[[], None]
-    """Changes the tree."""
 
 
-def mutants(tree: ast.Module) -> Iterator[Mutant]:
-    """Yield all mutants of a module."""
-    for node in _code(tree):
-        if isinstance(node, (ast.If, ast.While, ast.IfExp)):
-            if not isinstance(node.test, ast.Constant):
-                for value in (True, False):
-                    yield _change(node, "test", ast.Constant(value), node.test)
-        elif isinstance(node, ast.Compare) and type(node.ops[0]) in _SHIFTED:
-            yield _change(node, "ops", [_SHIFTED[type(node.ops[0])](), *node.ops[1:]], node)
-        elif isinstance(node, (ast.BoolOp, ast.BinOp)) and type(node.op) in _SHIFTED:
-            yield _change(node, "op", _SHIFTED[type(node.op)](), node)
-        elif isinstance(node, ast.Constant) and type(node.value) is int:
-            yield _change(node, "value", node.value + 1, node)
-        elif isinstance(node, ast.Constant) and type(node.value) is bool:
-            yield _change(node, "value", not node.value, node)
-        for name in ("body", "orelse", "finalbody"):
-            block = getattr(node, name, None)
-            if isinstance(block, list) and isinstance(node, ast.stmt | ast.ExceptHandler):
-                for index, statement in enumerate(block):
-                    if isinstance(statement, _LEFT_OUT) and not _says_nothing(statement):
-                        yield _leave_out(block, index)
+def places(files: list[str] | None) -> Iterator[Place]:
+    """Yield all mutants."""
+    for package in PACKAGES:
+        for path in sorted((PACKAGE / package).rglob("*.py")):
+            file = path.relative_to(PACKAGE).as_posix()
+            if files is None or file.endswith(tuple(files)):
+                for number, mutant in enumerate(mutants(ast.parse(path.read_text()))):
+                    yield Place(file, number, mutant.line, mutant.kind, mutant.text)
 
 
-def _code(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes that are changed: no annotations, asserts, error texts, `TYPE_CHECKING`."""
-    if isinstance(node, ast.Assert | ast.JoinedStr | ast.AnnAssign) and not (
-        isinstance(node, ast.AnnAssign) and node.value is not None
-    ):
-        return
-    if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-        return
-    yield node
-    for name, value in ast.iter_fields(node):
-        if name not in ("annotation", "returns", "decorator_list"):
-            for child in value if isinstance(value, list) else [value]:
-                if isinstance(child, ast.AST):
-                    yield from _code(child)
+def package_of(file: str) -> str:
+    """Return the part of the package that a file counts for."""
+    parts = file.split("/")
+    depth = 3 if file.startswith("_engine/runtime/") else 2
+    split = parts[0] in {"_engine", "_tensors"} and len(parts) > depth
+    return "/".join(parts[:depth] if split else parts[:1])
 
 
-def _says_nothing(statement: ast.stmt) -> bool:
-    """Whether leaving the statement out breaks no promise: a string, or one of the names above."""
-    if isinstance(statement, ast.Assign):
-        return any(getattr(target, "id", "") in _FOR_OTHERS for target in statement.targets)
-    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-
-
-def _change(node: Any, name: str, value: Any, shown: Any) -> Mutant:
-    before, old = ast.unparse(shown), getattr(node, name)
-    setattr(node, name, value)
-    ast.fix_missing_locations(node)
-    after = ast.unparse(value if name == "test" else shown)
-    setattr(node, name, old)
-    return Mutant(shown.lineno, f"{before} -> {after}", lambda: setattr(node, name, value))
-
-
-def _leave_out(block: list[ast.stmt], index: int) -> Mutant:
-    statement = block[index]
-    empty = ast.copy_location(ast.Pass(), statement)
-    text = ast.unparse(statement).partition("\n")[0]
-    return Mutant(statement.lineno, f"{text} -> (nothing)", lambda: block.__setitem__(index, empty))
+def even(found: list[Place]) -> list[Place]:
+    """Return the mutants in an order of which each beginning is spread over packages and kinds."""
+    groups: dict[tuple[str, str], list[Place]] = defaultdict(list)
+    for place in found:
+        groups[package_of(place.file), place.kind].append(place)
+    chance = random.Random(SEED)
+    keyed: list[tuple[float, Place]] = []
+    for group in groups.values():
+        chance.shuffle(group)
+        keyed += [((at + chance.random()) / len(group), place) for at, place in enumerate(group)]
+    return [place for _, place in sorted(keyed)]
 
 
 class _Instead(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """An import hook that loads a tree as the module of a file."""
 
-    def __init__(self, name: str, path: Path, tree: ast.Module) -> None:
-        self._name, self._path, self._tree = name, path, tree
-        self.loaded = False
+    def __init__(self, path: Path, tree: ast.Module) -> None:
+        name = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+        self._name, self._path, self._tree = name.removesuffix(".__init__"), path, tree
 
     def find_spec(self, name: str, _path: Any, _target: Any = None) -> Any:
         if name != self._name:
@@ -188,104 +128,277 @@ class _Instead(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         exec(compile(self._tree, str(self._path), "exec"), vars(module))
 
 
-def start(
-    path: Path, tree: ast.Module, mutant: Mutant | None, tests: list[str], room: Path, most: float
-) -> int:
-    """Start a process that runs the tests with this change; return its pid.
+class _Note:
+    """A plugin of pytest: writes the present test to a file, which is left if the run hangs."""
 
-    The process exits with 0 if no test fails. SIGXCPU kills it when it has used `most` seconds of
-    processor time.
-    """
-    pid = os.fork()
-    if pid:
-        return pid
-    status = 1
-    try:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.setsid()
-        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(most), resource.RLIM_INFINITY))
-        with tempfile.TemporaryFile() as output:
-            os.dup2(output.fileno(), 1)
-            os.dup2(output.fileno(), 2)
-        # The mutant's files are below this directory, which is removed, and it removes no others.
-        tempfile.tempdir = os.environ["TMPDIR"] = str(room)
-        if mutant is not None:
-            mutant.apply()
-        name = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
-        sys.meta_path.insert(0, _Instead(name, path, tree))
-        tempfile.tempdir = str(room)
-        os.chdir(room)  # some mutants write into the current directory
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-W", "ignore:Module already imported"]
-        options += ["--tb=no", "--hypothesis-profile=mutations"]
-        status = int(pytest.main([*options, "--basetemp", str(room / str(os.getpid())), *tests]))
-    finally:
-        os._exit(status)
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._path.write_text(nodeid)
 
 
-def end(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # the process has no group of its own yet
-        os.killpg(pid, signal.SIGKILL)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+def keep_orphans() -> None:
+    """Become the parent of every descendant whose parent exits, so that all can be ended."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-class Result(NamedTuple):
-    path: Path
-    count: int
-    hung: int
-    survivors: list[Mutant]
+class Run:
+    """A fork of this process that runs tests, with a mutant or without a change."""
+
+    def __init__(self, place: Place | None, tests: list[str], seconds: float, room: Path) -> None:
+        self.place, self.tests = place, tests
+        self._room = Path(tempfile.mkdtemp(dir=room))
+        self._deadline = time.monotonic() + _STUCK * seconds + _PATIENCE
+        self.pid = os.fork()
+        if not self.pid:
+            self._work(seconds + _GRACE)
+
+    def _work(self, most: float) -> None:
+        status = 1
+        try:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.setsid()
+            keep_orphans()
+            resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(most), resource.RLIM_INFINITY))
+            with open(self._room / "output", "wb") as output:
+                os.dup2(output.fileno(), 1)
+                os.dup2(output.fileno(), 2)
+            # The mutant's files are below this directory, which is removed, and it removes no
+            # others.
+            tempfile.tempdir = os.environ["TMPDIR"] = str(self._room)
+            if self.place is not None:
+                path = PACKAGE / self.place.file
+                tree = ast.parse(path.read_text())
+                _nth(tree, self.place.number).apply()
+                sys.meta_path.insert(0, _Instead(path, tree))
+            os.chdir(self._room)  # some mutants write into the current directory
+            options = ["-x", "-q", "--tb=no", "--hypothesis-profile=mutations"]
+            options += ["-p", "no:cacheprovider"]
+            options += ["-W", "ignore:Module already imported"]
+            options += [f"--basetemp={self._room / 't'}"]
+            tests = [f"{ROOT}/{test}" for test in self.tests]
+            status = int(pytest.main([*options, *tests], plugins=[_Note(self._room / "test")]))
+        finally:
+            os._exit(status)
+
+    def poll(self) -> str | None:
+        """Return the outcome, or None while it runs: ``survived``, ``killed`` or ``hang``."""
+        ended, status = os.waitpid(self.pid, os.WNOHANG)
+        if not ended:
+            if time.monotonic() < self._deadline:
+                return None
+            self.kill()
+            return "hang"
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU:
+            return "hang"
+        return "killed" if status else "survived"
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+
+    def last_test(self) -> str:
+        """Return the test that ran last; the first one, if the tests could not be imported."""
+        with contextlib.suppress(FileNotFoundError):
+            return (self._room / "test").read_text()
+        return self.tests[0]
+
+    def clean(self) -> None:
+        shutil.rmtree(self._room, ignore_errors=True)
 
 
-def run(path: Path, tests: list[str], sample: int, jobs: int, room: Path) -> Result:
-    """Run the tests with each mutant of a file."""
-    tree = ast.parse(path.read_text())
-    began = time.monotonic()
-    _, status, used = os.wait4(start(path, tree, None, tests, room, 600.0), 0)
-    if status:
-        sys.exit(f"{path}: its tests fail without a change: {' '.join(tests)}")
-    limit = _STUCK * (time.monotonic() - began) + _PATIENCE
-    most = _SLOW * (used.ru_utime + used.ru_stime) + _GRACE
-    todo = sorted(mutants(tree), key=lambda mutant: mutant.line)
-    if sample and sample < len(todo):
-        todo = [todo[number * len(todo) // sample] for number in range(sample)]
-    count, hung = len(todo), 0
-    survivors: list[Mutant] = []
-    running: dict[int, tuple[Mutant, float]] = {}
-    todo.reverse()
-    try:
-        while todo or running:
-            while todo and len(running) < jobs:
-                mutant = todo.pop()
-                pid = start(path, tree, mutant, tests, room, most)
-                running[pid] = mutant, time.monotonic() + limit
-            time.sleep(0.01)
-            for pid, (mutant, deadline) in list(running.items()):
-                ended, status = os.waitpid(pid, os.WNOHANG)
-                if ended and not status:
-                    survivors.append(mutant)
-                    print(f"  {path.name}:{mutant.line}: {mutant.text}", flush=True)
-                if not ended and time.monotonic() > deadline:
-                    hung += 1
-                    end(pid)
-                    ended = pid
-                elif ended and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU:
-                    hung += 1
-                if ended:
-                    del running[pid]
-    finally:
-        for pid in running:
-            end(pid)
-    return Result(path, count, hung, survivors)
+def _nth(tree: ast.Module, number: int) -> Mutant:
+    return next(mutant for at, mutant in enumerate(mutants(tree)) if at == number)
+
+
+def end_orphans(running: set[int]) -> None:
+    """Kill all that mutants have left: they are children of this process, which `running` lacks."""
+    if sys.platform != "linux":
+        return
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    while left := {int(pid) for pid in children.read_text().split()} - running:
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+class Trial:
+    """Runs mutants, several at once, until all are done or the time is over."""
+
+    def __init__(self, reach: Reach, jobs: int, room: Path) -> None:
+        self._reach, self._jobs, self._room = reach, jobs, room
+        self._running: dict[int, Run] = {}
+        self._sound: dict[str, bool] = {}  # tests that failed -> whether they pass without a change
+        self._doubted: dict[str, list[tuple[Run, str]]] = defaultdict(list)
+        self.results: list[dict[str, Any]] = []
+
+    def run(self, todo: list[Place], until: float) -> None:
+        """Run these mutants in this order; start none after `until`."""
+        todo.reverse()
+        try:
+            while self._running or (todo and time.monotonic() < until):
+                while todo and len(self._running) < self._jobs and time.monotonic() < until:
+                    self._try(todo.pop())
+                time.sleep(0.01)
+                for run in list(self._running.values()):
+                    if (outcome := run.poll()) is not None:
+                        del self._running[run.pid]
+                        end_orphans(set(self._running))
+                        self._ended(run, outcome)
+                        run.clean()
+        finally:
+            for run in self._running.values():
+                run.kill()
+            end_orphans(set())
+
+    def _try(self, place: Place) -> None:
+        reached = self._reach.tests(place.file, place.line)
+        tests = [test for test in reached if self._sound.get(test, True)]
+        if tests:
+            self._start(place, tests)
+        else:
+            self._note(place, "not reached", "")
+
+    def _start(self, place: Place | None, tests: list[str]) -> None:
+        run = Run(place, tests, self._reach.seconds(tests), self._room)
+        self._running[run.pid] = run
+
+    def _ended(self, run: Run, outcome: str) -> None:
+        if run.place is None:  # a test that has noticed mutants, without a change
+            (test,) = run.tests
+            self._sound[test] = outcome == "survived"
+            if not self._sound[test]:
+                print(f"not counted, since it fails without a change: {test}", flush=True)
+            for doubted, how in self._doubted.pop(test):
+                self._judge(doubted, how, test)
+        elif outcome == "survived":
+            self._note(run.place, outcome, "")
+        else:
+            self._judge(run, outcome, run.last_test())
+
+    def _judge(self, run: Run, outcome: str, test: str) -> None:
+        """Count a failure of this test, once it is known that it passes without a change."""
+        assert run.place is not None
+        if test not in self._sound:
+            if test not in self._doubted:
+                self._start(None, [test])
+            self._doubted[test].append((run, outcome))
+        elif self._sound[test] or test not in run.tests:
+            self._note(run.place, outcome, test)
+        else:
+            self._try(run.place)
+
+    def _note(self, place: Place, outcome: str, test: str) -> None:
+        self.results.append({**place._asdict(), "outcome": outcome, "test": test})
+        if not test:
+            print(f"{place.file}:{place.line}: {place.kind}: {place.text}: {outcome}", flush=True)
+
+
+# -- the page --------------------------------------------------------------------------------------
+
+BEGIN, END = "<!-- mutants: begin -->\n", "<!-- mutants: end -->\n"
+
+
+def explanations() -> dict[tuple[str, str], str]:
+    """Return why a mutant breaks no promise, by its file and text."""
+    lines = EXPLAINED.read_text().splitlines() if EXPLAINED.exists() else []
+    found = {}
+    for line in lines:
+        if line and line[0] != "#":
+            file, _, rest = line.partition(" | ")
+            text, _, why = rest.rpartition(" | ")  # a change may have such a bar, too
+            found[file, text] = why
+    return found
+
+
+def table(results: list[dict[str, Any]], made: Counter[str]) -> str:
+    """Return the tables of the page: counts by package and kind, and the survivors."""
+    tried: Counter[tuple[str, str]] = Counter()
+    unseen: Counter[str] = Counter()  # not reached
+    killed: Counter[tuple[str, str]] = Counter()
+    for result in results:
+        for package in (package_of(result["file"]), "all"):
+            unseen[package] += result["outcome"] == "not reached"
+            for kind in (result["kind"], "all"):
+                tried[package, kind] += 1
+                killed[package, kind] += result["outcome"] in {"killed", "hang"}
+
+    def cell(package: str, kind: str) -> str:
+        count = tried[package, kind]
+        return f"{killed[package, kind]} of {count}" if count else ""
+
+    lines = [
+        f"| package | made | tried | killed | survived | not reached | {' | '.join(KINDS)} |",
+        f"|---|{'---:|' * (5 + len(KINDS))}",
+    ]
+    for package in [*sorted(made.keys() - {"all"}), "all"]:
+        count, dead = tried[package, "all"], killed[package, "all"]
+        share = f"{dead / count:.0%}" if count else ""
+        cells = [
+            f"{made[package]:,}",
+            f"{count:,}",
+            share,
+            f"{count - dead:,}",
+            f"{unseen[package]:,}",
+        ]
+        cells += [cell(package, kind) for kind in KINDS]
+        name = package if package == "all" else f"`{package}`"
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    why = explanations()
+    lines += ["", "| survivor | change | why it breaks no promise |", "|---|---|---|"]
+    left = [result for result in results if result["outcome"] not in {"killed", "hang"}]
+    for result in sorted(left, key=lambda result: (result["file"], result["line"])):
+        text = result["text"].replace("|", "\\|").replace("`", "'")
+        reason = why.get((result["file"], result["text"]), "")
+        if result["outcome"] == "not reached" and not reason:
+            reason = "(not reached)"
+        lines.append(f"| `{result['file']}:{result['line']}` | `{text}` | {reason} |")
+    return "\n".join(lines) + "\n"
+
+
+def report() -> None:
+    """Merge the shards, and write their table to the page."""
+    merged: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for path in sorted(OUT.glob("shard-*.json"), key=lambda path: path.stat().st_mtime):
+        for result in json.loads(path.read_text()):
+            merged[tuple(result[field] for field in Place._fields)] = result
+    found = {tuple(place): place for place in places(None)}
+    stale = len(merged.keys() - found.keys())
+    made = Counter(package_of(place.file) for place in found.values())
+    made["all"] = len(found)
+    made_tables = table([result for key, result in merged.items() if key in found], made)
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(before + BEGIN + made_tables + END + rest.partition(END)[2])
+    print(f"{len(merged):,} mutants, {stale:,} of code that has changed since and left out")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--map", action="store_true", help="find which tests reach a line")
+    parser.add_argument("--report", action="store_true", help="write docs/reliability.md")
+    parser.add_argument("--shard", default="", help="K/N: a part of all; written to out/mutants")
     parser.add_argument("--files", nargs="*", help="only files whose path ends so")
-    parser.add_argument("--sample", type=int, default=0, help="so many mutants of each (0: all)")
+    parser.add_argument("--kinds", nargs="*", choices=KINDS, help="only mutants of these kinds")
+    parser.add_argument("--sample", type=int, help="so many mutants")
+    parser.add_argument("--minutes", type=float, default=55.0, help="start none after that")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="at the same time")
     options = parser.parse_args()
     # Overrides the environment: without byte code files, a run takes three times as long.
     sys.dont_write_bytecode = False
+    # The exit ends all processes that were started.
+    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(143))
+    with tempfile.TemporaryDirectory(prefix="mutants-") as room:
+        if options.map:
+            draw(MAP, Path(room), options.jobs)
+        elif options.report:
+            report()
+        else:
+            _run(options, Path(room))
+
+
+def _run(options: argparse.Namespace, room: Path) -> None:
     # The examples are the same as in other test runs, but failing ones are not shrunk: shrinking
     # would take longer than all the rest.
     hypothesis.settings.register_profile(
@@ -296,21 +409,27 @@ def main() -> None:
         database=None,
         phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
     )
-    # The exit ends all processes that were started.
-    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(143))
-    results = []
-    with tempfile.TemporaryDirectory(prefix="mutants-") as room:
-        for file, tests in TESTS.items():
-            if options.files is None or file.endswith(tuple(options.files)):
-                print(file, flush=True)
-                paths = [f"{ROOT}/tests/{path}" for path in tests.split()]
-                where, jobs = PACKAGE / file, options.jobs
-                results.append(run(where, paths, options.sample, jobs, Path(room)))
-    print("\n| file | mutants | noticed | of these by a hang | survived |\n|---|---|---|---|---|")
-    for path, count, hung, survivors in results:
-        noticed = count - len(survivors)
-        file = path.relative_to(PACKAGE).as_posix()
-        print(f"| `{file}` | {count} | {noticed} | {hung} | {len(survivors)} |")
+    for name in WARM:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    kinds = options.kinds or KINDS
+    todo = even([place for place in places(options.files) if place.kind in kinds])
+    name = "last"
+    if options.shard:
+        shard, of = map(int, options.shard.split("/"))
+        todo, name = todo[shard - 1 :: of], f"shard-{shard}-{of}"
+    trial = Trial(Reach(MAP), options.jobs, room)
+    todo = todo[: options.sample]
+    number = len(todo)
+    gc.freeze()
+    keep_orphans()
+    try:
+        trial.run(todo, time.monotonic() + 60 * options.minutes)
+    finally:
+        OUT.mkdir(parents=True, exist_ok=True)
+        (OUT / f"{name}.json").write_text(json.dumps(trial.results, indent=1))
+    outcomes = Counter(result["outcome"] for result in trial.results)
+    print(f"{len(trial.results):,} of {number:,} mutants:", dict(outcomes))
 
 
 if __name__ == "__main__":
