@@ -63,6 +63,9 @@ hypothesis.settings.load_profile("steady")
 # Any free port: another test run may use the default one.
 os.environ["MONARCH_DEBUG_SERVER_PORT"] = "0"
 
+# All workers of a run collect the same tests, also past midnight (see tests/docs/test_promises.py).
+os.environ.setdefault("PROMISES_OF_DAY", time.strftime("%Y-%m-%d", time.gmtime()))
+
 # A test run in the background (`nohup make test &`) ignores these signals. The programs that tests
 # interrupt would inherit that.
 for number, handler in (

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from tests.mutated import Change
 
-__all__ = ["MUTATIONS", "NOT_YET", "Mutation"]
+__all__ = ["MUTATIONS", "Mutation"]
 
 
 class Mutation(NamedTuple):
@@ -43,11 +43,7 @@ SUPERVISED = ENGINE + "test_supervisor.py::"
 JOBS = "tests/integration/jobs/"
 BARRIER = "tests/unit/restarts/test_epoch_barrier.py::"
 BOTH = "tests/sim/test_both_drivers.py::"
-
-NOT_YET = {
-    "are refused by all hosts that know of the loss, before and after the network is back",
-}
-"""Promises whose tests pass without the code that the page names."""
+RECOVERY = "tests/sim/test_recovery.py::"
 
 MUTATIONS = (
     Mutation(
@@ -377,9 +373,7 @@ MUTATIONS = (
     ),
     Mutation(
         "the ranks of a lost host go to another one, in place",
-        (
-            "tests/sim/test_recovery.py::test_a_host_that_is_lost_at_any_place_of_a_message[1-while_running]",
-        ),
+        (RECOVERY + "test_a_host_that_is_lost_at_any_place_of_a_message[1-while_running]",),
         (
             Change(
                 SUPERVISOR,
@@ -402,9 +396,7 @@ MUTATIONS = (
     ),
     Mutation(
         "starts the vacant ranks when there is one",
-        (
-            "tests/sim/test_recovery.py::test_a_mesh_goes_on_smaller_and_grows_when_the_host_is_back[one_for_one]",
-        ),
+        (RECOVERY + "test_a_mesh_goes_on_smaller_and_grows_when_the_host_is_back[one_for_one]",),
         (
             Change(
                 "_restarts/policy.py",
@@ -536,5 +528,29 @@ MUTATIONS = (
             ),
         ),
         hangs=True,
+    ),
+    Mutation(
+        "are refused by all hosts that know of the loss, before and after the network is back",
+        (
+            RECOVERY + "test_a_lost_host_that_notices_late_reaches_no_other_host",
+            "tests/unit/runtime/agent/test_hosts.py::test_an_agent_that_home_has_given_up_is_refused",
+        ),
+        (
+            Change(
+                "_engine/runtime/agent/hosts.py", "elif is_fenced(origin, ", "elif False and (0, "
+            ),
+        ),
+    ),
+    Mutation(
+        "Its processes end by themselves when they have not reached the client's host for "
+        "`host_timeout`.",
+        (RECOVERY + "test_a_host_that_was_cut_off_and_comes_back_has_no_effect[False-0]",),
+        (
+            Change(
+                "_engine/runtime/agent/core.py",
+                "elif not self._shell.home_lost(reason):\n                self._shell.end(",
+                "elif not self._shell.home_lost(reason):\n                str(",
+            ),
+        ),
     ),
 )
