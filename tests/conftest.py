@@ -78,8 +78,8 @@ for number, handler in (
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Use a worker more than there are cores (``-n auto``): tests wait more than they compute."""
-    return (os.cpu_count() or 1) + 1
+    """Use two workers more than there are cores (``-n auto``), since tests wait much."""
+    return (os.cpu_count() or 1) + 2
 
 
 @pytest.hookimpl(optionalhook=True)

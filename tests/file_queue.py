@@ -27,8 +27,13 @@ APART = (
 LONGEST = (
     ".ci/jobs/test_pythons.py",
     ".ci/jobs/",
-    "tests/integration/test_examples.py",
+    "tests/integration/test_example",
+    "tests/integration/jobs/test_slurm.py",
     "tests/docs/test_documents.py",
+    "tests/docs/test_promises.py",
+    "tests/integration/jobs/test_kubernetes.py",
+    "tests/integration/dashboard/",
+    "tests/sim/test_reach.py",
 )
 """What the names of tests begin with, the longest first."""
 

@@ -9,6 +9,7 @@ torch reads when it is imported (`OMP_NUM_THREADS`) is the server's.
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import importlib.util
 import json
@@ -20,21 +21,26 @@ import subprocess
 import sys
 import threading
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 __all__ = ["processes", "run"]
 
-PRELOADED = "numpy", "torch"
-
 
 def run(
-    *arguments: str | Path, cwd: Path, env: Mapping[str, str] | None = None, timeout: float = 280
+    *arguments: str | Path,
+    cwd: Path,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 280,
+    loaded: Sequence[str] = ("numpy", "torch"),
 ) -> subprocess.CompletedProcess[str]:
-    """Run a script with its arguments; return how it ended, and what it printed."""
+    """Run a script with its arguments; return how it ended, and what it printed.
+
+    `loaded`: what has been imported already.
+    """
     words, environ = [*map(str, arguments)], dict(os.environ if env is None else env)
     command = [sys.executable, *words]
-    if not all(map(importlib.util.find_spec, PRELOADED)):
+    if not all(importlib.util.find_spec(name.partition(".")[0]) for name in loaded):
         return subprocess.run(
             command,
             cwd=cwd,
@@ -49,7 +55,7 @@ def run(
     with theirs, open(os.devnull) as nothing:
         fds = [nothing.fileno(), *(end for _, end in pipes), theirs.fileno()]
         request = json.dumps([words, environ, str(cwd)]).encode()
-        channel = _server()
+        channel = _server(loaded)
         socket.send_fds(channel, [len(request).to_bytes(4, "big")], fds)
         channel.sendall(request)
     texts = ["", ""]
@@ -77,37 +83,38 @@ def run(
     return subprocess.CompletedProcess(command, int(status), *texts)
 
 
-_servers: list[tuple[subprocess.Popen[bytes], socket.socket]] = []
+_servers: dict[tuple[str, ...], tuple[subprocess.Popen[bytes], socket.socket]] = {}
 
 
 def processes() -> set[int]:
-    """Return the server that this process has started: no test has left it behind."""
-    return {server.pid for server, _ in _servers}
+    """Return the servers that this process has started: no test has left them behind."""
+    return {server.pid for server, _ in _servers.values()}
 
 
-def _server() -> socket.socket:
-    """Return the socket of the server, which ends when this process does."""
+def _server(loaded: Sequence[str]) -> socket.socket:
+    """Return the socket of the server with these modules; it ends when this process does."""
     if not _servers:
+        atexit.register(_stop)
+    if tuple(loaded) not in _servers:
         ours, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, __file__, str(theirs.fileno())]
+            command = [sys.executable, __file__, str(theirs.fileno()), *loaded]
             fds = [theirs.fileno()]
-            _servers.append(
-                (subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL), ours)
-            )
-        atexit.register(_stop)
-    return _servers[0][1]
+            server = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL)
+        _servers[tuple(loaded)] = server, ours
+    return _servers[tuple(loaded)][1]
 
 
 def _stop() -> None:
-    server, channel = _servers.pop()
-    channel.close()
-    server.wait()
+    for server, channel in _servers.values():
+        channel.close()
+        server.wait()
 
 
 def serve(channel: socket.socket) -> tuple[list[str], dict[str, str], str, list[int]]:
     """Fork for each request; return it, in the child. The server ends here with its client."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers are not waited for
+    gc.freeze()  # the collections of a child do not touch, and copy, what was loaded
     while True:
         size, fds, _, _ = socket.recv_fds(channel, 4, 4)
         if not size:
@@ -146,11 +153,14 @@ def become(words: list[str], environ: dict[str, str], folder: str, fds: list[int
     for fd in fds:
         os.close(fd)
     os.chdir(folder)
+    search = (of.get("PYTHONPATH", "") for of in (os.environ, environ))
+    before, now = (list(filter(None, paths.split(os.pathsep))) for paths in search)
+    sys.path[:] = [*now, *(path for path in sys.path[1:] if path not in before)]
     os.environ.clear()
     os.environ.update(environ)
     script = words[0]
     sys.argv, sys.orig_argv = words, [sys.executable, *words]
-    sys.path[:1] = [os.path.dirname(os.path.abspath(script))]
+    sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
     main = types.ModuleType("__main__")
     main.__file__ = script
     main.__dict__["__builtins__"] = __builtins__
@@ -166,6 +176,6 @@ def become(words: list[str], environ: dict[str, str], folder: str, fds: list[int
 
 
 if __name__ == "__main__":
-    for name in PRELOADED:
+    for name in sys.argv[2:]:
         importlib.import_module(name)
     become(*serve(socket.socket(fileno=int(sys.argv[1]))))

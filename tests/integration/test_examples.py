@@ -148,122 +148,6 @@ def test_the_pictures_of_the_gallery_are_small_and_can_be_made_again() -> None:
     assert all((docs / "images" / name).stat().st_size < 60_000 for name in shown)
 
 
-BOTH = """
-import contextlib, pathlib, runpy, sys
-sys.path.insert(0, str(pathlib.Path(sys.argv[1]).parent))
-for sys.argv in ([sys.argv[1], "--help"], sys.argv[1:]):  # what it imports takes longer than it
-    try:
-        runpy.run_path(sys.argv[0], run_name="__main__")
-    except SystemExit as end:
-        print("exit", end.code)
-"""
-
-
-@pytest.mark.parametrize(
-    ("name", "option"),
-    [
-        ("ping_pong", "--pairs"),
-        ("crawler", "--workers"),
-        ("debugging", "--rows"),
-        ("getting_started", "--hosts"),
-        ("rdma_ping_pong", "--megabytes"),
-        ("hello_gather_mount", "--hosts"),
-        pytest.param("hello_kubernetes", "--hosts", marks=with_kubernetes),
-        ("hello_skypilot", "--hosts"),
-        ("spmd_job", "--procs"),
-        ("torchtitan_mesh", "--procs"),
-        pytest.param("accelerate_mesh", "--procs", marks=needs("accelerate")),
-        pytest.param("lightning_mesh", "--procs", marks=needs("lightning")),
-        pytest.param("torchft_groups", "--groups", marks=needs("torchft")),
-        pytest.param("otel_collector", "--procs", marks=with_otlp),
-        pytest.param("ddp_actors", "--procs", marks=with_torch),
-        pytest.param("distributed_tensors", "--procs", marks=with_ddp),
-        pytest.param("grpo", "--generators", marks=with_torch),
-        pytest.param("grpo_ports", "--generators", marks=with_torch),
-        pytest.param("grpo_sim", "--generators", marks=with_torch),
-        pytest.param("grpo_tensors", "--procs", marks=with_torch),
-        pytest.param("fastapi_service", "--replicas", marks=needs(*NEEDED["fastapi_service"])),
-        pytest.param("generate", "--generators", marks=with_torch),
-        pytest.param("torch_store", "--trainers", marks=with_torch_store),
-        pytest.param("tracking", "--procs", marks=needs(*NEEDED["tracking"])),
-        pytest.param("parameter_server", "--workers", marks=with_torch),
-        pytest.param("rdma_parameter_server", "--workers", marks=with_numpy),
-        pytest.param("weight_sync", "--generators", marks=with_numpy),
-        pytest.param("checkpoint_fanout", "--procs", marks=with_numpy),
-        pytest.param("train_digits", "--procs", marks=with_extras),
-        pytest.param("train_digits_ddp", "--steps", marks=with_ddp),
-        pytest.param("train_digits_replicas", "--groups", marks=with_extras),
-        pytest.param("train_digits_tensors", "--procs", marks=with_extras),
-        pytest.param("simulate_step", "--hosts", marks=with_torch),
-        pytest.param("titan_like", "--replicas", marks=with_torch),
-        pytest.param("transformer", "--steps", marks=with_torch),
-        pytest.param("transformer_pipeline", "--stages", marks=with_torch),
-        pytest.param("transformer_tensor_parallel", "--procs", marks=with_torch),
-        pytest.param("demo_hosts", "--machines", marks=with_extras),
-        ("demo_slurm", "--nodes"),
-    ],
-)
-def test_help_names_the_options_and_a_mesh_of_nobody_is_refused(
-    name: str, option: str, tmp_path: Path
-) -> None:
-    program = EXAMPLES / f"{name}.py"
-    both = tmp_path / "both.py"
-    both.write_text(BOTH)
-    run = warm.run if "torch" in NEEDED[name] else python
-    done = run(both, program, option, "0", cwd=tmp_path)
-    assert re.findall(r"^exit (\w+)$", done.stdout, re.MULTILINE) == ["0", "2"], done.stderr
-    options = set(re.findall(r'"(--\w+)"', program.read_text()))
-    assert len(options) >= 2
-    assert options <= set(re.findall(r"--\w+", done.stdout))
-    assert option in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("name", "package"),
-    [
-        ("distributed_tensors", "sklearn"),
-        ("grpo", "torch"),
-        ("grpo_ports", "torch"),
-        ("grpo_sim", "torch"),
-        ("grpo_tensors", "torch"),
-        ("otel_collector", "opentelemetry"),
-        ("hello_kubernetes", "kubernetes"),
-        ("hello_skypilot", "sky"),
-        ("fastapi_service", "fastapi"),
-        ("generate", "torch"),
-        ("parameter_server", "torch"),
-        ("rdma_parameter_server", "numpy"),
-        ("weight_sync", "rich"),
-        ("checkpoint_fanout", "numpy"),
-        ("train_digits", "torch"),
-        ("train_digits_tensors", "sklearn"),
-        ("simulate_step", "torch"),
-        ("accelerate_mesh", "accelerate"),
-        ("lightning_mesh", "lightning"),
-        ("torchft_groups", "torchft"),
-        ("torchtitan_mesh", "torchtitan"),
-        ("titan_like", "torch"),
-        ("transformer", "torch"),
-        ("transformer_pipeline", "torch"),
-        ("transformer_tensor_parallel", "torch"),
-        ("demo_hosts", "cryptography"),
-    ],
-)
-def test_without_a_package_the_program_says_what_to_install(
-    name: str, package: str, tmp_path: Path
-) -> None:
-    program = str(EXAMPLES / f"{name}.py")
-    hide_and_run = (
-        f"import runpy, sys; sys.modules[{package!r}] = None; "
-        f"runpy.run_path({program!r}, run_name='__main__')"
-    )
-    done = python("-c", hide_and_run, cwd=tmp_path)
-    assert done.returncode == 1
-    assert package in done.stderr
-    assert "pip install" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 def test_ping_pong(tmp_path: Path) -> None:
     """The number of hits is odd, so the serving side has one more of each ball."""
     out = example("ping_pong", "--pairs", "2", "--hits", "21", cwd=tmp_path).stdout
@@ -383,6 +267,7 @@ DIRECTLY = ("--out-of-cluster", "--no-port-forward")
 
 @with_kubernetes
 @pytest.mark.parametrize("operator", [True, False])
+@pytest.mark.slow
 def test_hello_kubernetes_creates_pods(cluster: Cluster, operator: bool, tmp_path: Path) -> None:
     cluster.operator = operator
     words = ["--provision", "--image=train:1", "--kueue=team", "--rdma-smoke", *DIRECTLY]
@@ -403,6 +288,7 @@ def test_hello_kubernetes_creates_pods(cluster: Cluster, operator: bool, tmp_pat
 
 
 @with_kubernetes
+@pytest.mark.slow
 def test_hello_kubernetes_attaches_to_pods_of_volcano(cluster: Cluster, tmp_path: Path) -> None:
     """These pods have the labels of Volcano, and a secret of the namespace."""
     first = hello_kubernetes(
@@ -468,6 +354,7 @@ def test_spmd_job_in_a_pod(cluster: Cluster, tmp_path: Path) -> None:
 
 
 @with_kubernetes
+@pytest.mark.slow
 def test_hello_kubernetes_says_why_it_cannot(cluster: Cluster, tmp_path: Path) -> None:
     inside = hello_kubernetes(cluster, cwd=tmp_path, returncode=1)
     assert "error: Failed to load in-cluster Kubernetes config." in inside.stderr
@@ -528,6 +415,7 @@ def test_training_on_machines_of_a_cloud(skypilot: Path, tmp_path: Path) -> None
 
 
 @with_ddp
+@pytest.mark.slow
 def test_spmd_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with own_fork_servers() as variables, monkeypatch.context() as patch:
         for name, value in variables.items():
@@ -538,6 +426,7 @@ def test_spmd_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @with_torch
+@pytest.mark.slow
 def test_ddp_actors(tmp_path: Path) -> None:
     done = example("ddp_actors", "--procs", "2", "--steps", "60", cwd=tmp_path)
     assert number(r"loss ([\d.]+) after", done.stdout) < 1e-4
@@ -555,6 +444,7 @@ def test_accelerate_mesh(tmp_path: Path) -> None:
 
 
 @with_torch
+@pytest.mark.slow
 def test_generate(tmp_path: Path) -> None:
     """Each token is the one that the network chooses, in a batch and while weights change."""
     sizes = ("--slots", "4", "--clients", "12", "--seconds", "0.3", "--versions", "2")
@@ -613,6 +503,7 @@ def test_torch_store(tmp_path: Path) -> None:
 
 
 @pytest.mark.failures
+@pytest.mark.slow
 def test_testing(tmp_path: Path) -> None:
     done = example("testing", "-p", "no:cacheprovider", cwd=tmp_path)
     assert "5 passed" in done.stdout
@@ -732,6 +623,7 @@ def test_simulated_grpo_survives_crashes_and_repeats(tensors: bool, tmp_path: Pa
 
 @pytest.mark.torch
 @with_torch
+@pytest.mark.slow
 def test_grpo_by_ports_with_more_generators_than_steps(tmp_path: Path) -> None:
     out = example("grpo_ports", "--steps", "1", "--generators", "2", cwd=tmp_path).stdout
     assert "[controller] training complete at step 1," in out
@@ -868,6 +760,7 @@ def test_train_digits_on_the_hosts_of_a_job(tmp_path: Path) -> None:
 @pytest.mark.torch
 @with_extras
 @needs("starlette", "uvicorn")
+@pytest.mark.slow
 def test_train_digits_with_a_dashboard(tmp_path: Path) -> None:
     command = [sys.executable, str(EXAMPLES / "train_digits.py"), "--dashboard", "--epochs=5000"]
     with subprocess.Popen(
@@ -886,6 +779,7 @@ def test_train_digits_with_a_dashboard(tmp_path: Path) -> None:
 
 @pytest.mark.torch
 @with_extras
+@pytest.mark.slow
 def test_train_digits_refuses_what_no_job_knows(tmp_path: Path) -> None:
     none = example("train_digits", "--job", "none", cwd=tmp_path, returncode=1)
     assert "no such --job: none; known: " in none.stderr
@@ -1107,6 +1001,7 @@ def test_the_picture_of_a_training() -> None:
 
 @pytest.mark.torch
 @with_torch
+@pytest.mark.slow
 def test_simulate_step_shows_what_an_overlap_saves(tmp_path: Path) -> None:
     out = example("simulate_step", "--trace", "step.json", cwd=tmp_path).stdout
     times = [number(rf"averages {which} .*: ([\d.]+) ms", out) for which in ("after", "beside")]
@@ -1117,6 +1012,7 @@ def test_simulate_step_shows_what_an_overlap_saves(tmp_path: Path) -> None:
 
 @pytest.mark.torch
 @with_torch
+@pytest.mark.slow
 def test_transformer_prints_a_curve_where_there_is_no_matplotlib(tmp_path: Path) -> None:
     program = str(EXAMPLES / "transformer.py")
     hide_and_run = (

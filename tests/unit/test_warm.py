@@ -15,7 +15,7 @@ from tests import warm
 pytestmark = pytest.mark.torch
 
 SCRIPTS = {
-    "prints": "import sys; print(sys.argv, sys.path[0], __name__, __file__, sys.stdin.read())",
+    "prints": "import sys; print(sys.argv, sys.path, __name__, __file__, sys.stdin.read())",
     "raises": "import torch\ndef fail():\n    raise KeyError('x')\nfail()",
     "is not Python": "def f(:",
     "exits": "import sys; print('to stderr', file=sys.stderr); sys.exit(3)",
@@ -33,7 +33,10 @@ SCRIPTS = {
 def test_it_is_as_with_an_interpreter_of_its_own(name: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPTS[name])
-    words, env = [str(script), "--option", "two words"], {"ONE": "1", "LC_ALL": "C.UTF-8"}
+    words, env = (
+        [str(script), "--option", "two words"],
+        {"ONE": "1", "LC_ALL": "C.UTF-8", "PYTHONPATH": "/one:/two"},
+    )
 
     fresh = subprocess.run(
         [sys.executable, *words],

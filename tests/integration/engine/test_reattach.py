@@ -471,6 +471,7 @@ def lose_machine(driver: Driver) -> None:
     driver.kill()
 
 
+@pytest.mark.slow
 def test_hosts_outlive_the_machine_of_the_driver(job: Job, workers: list[str]) -> None:
     first = job.driver()
     assert first(f"start_there(*{workers})") == [1] * 4

@@ -93,6 +93,7 @@ def described(cluster: Cluster, meshes: dict[str, int], **options: Any) -> RayJo
     return RayJob(meshes, cluster.address, address=LOOPBACK, **options)
 
 
+@pytest.mark.slow
 def test_a_host_on_each_node(cluster: Cluster, killed: Any) -> None:
     job = killed(described(cluster, {"a": 1, "b": 1}))
     state = job.state(cached_path=None)

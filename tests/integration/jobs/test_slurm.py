@@ -129,6 +129,7 @@ def script(text: str, folder: Path, **environ: str) -> subprocess.CompletedProce
     )
 
 
+@pytest.mark.slow
 def test_time_limit_begins(cluster: Any, port: int, tmp_path_factory: Any) -> None:
     """Submit the job that `test_time_limit_ends` looks at once its time is over."""
     folder = tmp_path_factory.mktemp("limited")
@@ -258,6 +259,7 @@ def test_cancelled_from_outside(cluster: Any, describe: Any) -> None:
 
 
 @pytest.mark.failures
+@pytest.mark.slow
 def test_a_node_that_dies_is_the_failure_of_its_host(cluster: Any, describe: Any) -> None:
     job = describe({"a": 3}, slurm_args=["--no-kill"])
     workers = job.state().a.spawn_procs().spawn("workers", Worker)
@@ -275,6 +277,7 @@ def test_a_node_that_dies_is_the_failure_of_its_host(cluster: Any, describe: Any
 
 
 @pytest.mark.failures
+@pytest.mark.slow
 def test_a_lost_node_is_replaced_in_place(cluster: Any, describe: Any) -> None:
     """The new node also belonged to an earlier job of this process, with another secret."""
     earlier = describe({"a": 3})
@@ -373,6 +376,7 @@ def test_a_replacement_that_fails_leaves_nothing_and_one_that_works_is_part_of_t
     assert running(cluster) == []
 
 
+@pytest.mark.slow
 def test_a_requeued_job_is_waited_for_anew(
     cluster: Any, describe: Any, port: int, tmp_path: Path
 ) -> None:

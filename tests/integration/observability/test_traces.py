@@ -88,7 +88,8 @@ def test_a_block_of_a_job(run: Run, tmp_path: Path) -> None:
     # Four calls and a broadcast of the script; each trainer calls the server for each.
     assert names["trainers.step.call()"] == 4
     assert names["trainers.step.broadcast()"] == 1
-    assert names["step"] == names["server.pull.call()"] == names["pull"] == names["load"] == 10
+    ten = ("step", "server.pull.call()", "pull", "load")
+    assert {name: names[name] for name in ten} == dict.fromkeys(ten, 10)
     flows = Counter(event["ph"] for event in found if event["ph"] in "stf")
     assert (flows["s"], flows["t"]) == (20, 20)
     assert flows["f"] == 18  # the broadcast is not answered

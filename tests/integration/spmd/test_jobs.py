@@ -133,6 +133,7 @@ store.get("done")
 """
 
 
+@pytest.mark.slow
 def test_ranks_become_hosts(tmp_path: Path, environ: dict[str, str]) -> None:
     done = drive(tmp_path, environ, RANKS, "torchrun", "--nproc-per-node=2", "train.py")
     assert (done.returncode, done.stdout) == (0, "[rank 0] [2, 2]\n" * 2), done.stderr

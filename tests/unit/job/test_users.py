@@ -86,5 +86,6 @@ def test_a_clock_that_jumps_changes_nothing(
     assert [user.pid for user in users(folder)] == [os.getpid()]
 
 
+@pytest.mark.slow
 def test_a_job_that_is_killed_has_no_users(folder: str) -> None:
     assert users(os.path.join(folder, "none")) == []

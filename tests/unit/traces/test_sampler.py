@@ -181,8 +181,9 @@ def test_a_sampler_ends_by_itself_and_on_request() -> None:
 def test_a_sampler_that_ends_with_an_error_says_so() -> None:
     """Its result is no profile of the time before, and no error goes to the program's output."""
     labels: list[dict[int, str]] = [{}]
-    sampler = Sampler(Options(WAIT), lambda: labels.pop())
+    sampler = Sampler(Options(WAIT), lambda: labels[0] if labels else labels.pop())
     sampler._sample(0)
+    labels.clear()
     sampler._samples = 0
     sampler.run()  # asks for the labels again
     assert sampler.ended
