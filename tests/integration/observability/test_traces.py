@@ -46,7 +46,7 @@ except RuntimeError as error:
 hosts = job.state(cached_path=None).hosts
 server = hosts.spawn_procs().spawn("server", Server)
 trainers = hosts.spawn_procs({"gpus": 2}).spawn("trainers", Trainer, server)
-trainers.step.call(0).get()
+trainers.initialized.get()  # (a call could end, by its own clock, within the block)
 with job.profile(on_trace_ready=lambda done: print("ready")) as profiled:
     calls = [trainers.step.call(value) for value in range(3)]
     for call in calls:
