@@ -45,6 +45,9 @@ LIMIT = pytest.StashKey[Any]()
 MEMORY = 12 << 30
 """Bytes that this process may take: beyond, a `MemoryError` says where it is; the kernel kills."""
 
+RUN_BEFORE: dict[str, None] = {}
+"""The files whose tests this process has run, in their order."""
+
 KEPT = 1 << 30
 """Bytes by which this process may grow during the tests of a module."""
 
@@ -106,6 +109,17 @@ def pytest_collection_finish() -> None:
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> None:
     """Keep the limit of a test for its second try; pytest-timeout sets it for the first only."""
     item.stash[LIMIT] = settings
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Say with a failure which files this process has run: each worker has an order of its own."""
+    report = yield
+    file = item.nodeid.partition("::")[0]
+    RUN_BEFORE[file] = None
+    if report.failed:
+        report.sections.append(("files that this process has run", "\n".join(RUN_BEFORE)))
+    return report
 
 
 @pytest.hookimpl(tryfirst=True)

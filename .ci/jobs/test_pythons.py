@@ -10,6 +10,7 @@ VERSIONS="3.12 3.13" chooses. A version that is not installed here is skipped.
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import subprocess
 import sys
@@ -44,7 +45,7 @@ OWN = "{}.{}".format(*sys.version_info)
 ASKED = os.environ.get("VERSIONS", "").split()
 
 
-def tests_of(version: str) -> tuple[str, ...]:
+def selection(version: str) -> tuple[str, ...]:
     if ALL or version == pythons.SUPPORTED[-1]:
         return ON_THE_NEWEST
     return ON_THE_OLDEST if version == pythons.SUPPORTED[0] else ON_EACH
@@ -56,12 +57,13 @@ def tests_of(version: str) -> tuple[str, ...]:
     "version", ASKED or [version for version in reversed(pythons.SUPPORTED) if version != OWN]
 )
 def test_python(version: str, record_property: Callable[[str, object], None]) -> None:
+    faulthandler.cancel_dump_traceback_later()  # it would end this run; the tests have their own
     found = pythons.find(version)
     if found is None:
         pytest.skip(f"Python {version} is not installed here, nor in {pythons.pyenv_versions()}")
     python = pythons.set_up(version, found, "test-core")
     command = [str(python), "-m", "pytest", "-q", "-m", "not slow and not torch"]
-    command += ["-o", f"cache_dir=.pytest_cache/python-{version}", *tests_of(version)]
+    command += ["-o", f"cache_dir=.pytest_cache/python-{version}", *selection(version)]
 
     done = subprocess.run(command, cwd=pythons.ROOT, capture_output=True, text=True, check=False)
 

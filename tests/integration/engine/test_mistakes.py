@@ -19,6 +19,7 @@ from monarch._engine.wire import codec
 from monarch.actor import (
     Actor,
     ActorError,
+    Channel,
     Future,
     SupervisionError,
     Supervisor,
@@ -275,7 +276,7 @@ MISTAKES: list[tuple[Callable[[Any, Any, Any], Any], type[Exception], str]] = [
 if sys.version_info < (3, 14):  # later, asyncio.run takes any awaitable
     MISTAKES.append(
         (
-            lambda a, one, procs: asyncio.run(one.forward.call_one(1)),
+            lambda a, one, procs: asyncio.run(Channel[int].open()[1].recv()),  # stays pending
             ValueError,
             (
                 "a coroutine was expected, got <Future pending: get() its result, or await it in a "

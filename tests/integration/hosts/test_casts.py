@@ -44,6 +44,13 @@ class Member(Actor):
         self.noted.append(number)
 
     @endpoint
+    def hold(self, gates: Port[Port[None]]) -> None:
+        """Send a port, and handle no other message until something arrives there."""
+        gate, opened = Channel[None].open()
+        gates.send(gate)
+        opened.recv().get(timeout=WAIT)
+
+    @endpoint
     def noted_all(self) -> list[int]:
         return self.noted
 
@@ -128,8 +135,13 @@ def test_all_that_a_call_can_be(start: Any) -> None:
             2,
             3,
         ]
+        gates, arrived = Channel[Any].open()
+        members.hold.broadcast(gates)
+        held = [arrived.recv().get(timeout=WAIT) for _ in everybody]
         with pytest.raises(TimeoutError):
             members.note.options(timeout=0.0).call(3).get(timeout=WAIT)
+        for gate in held:
+            gate.send(None)
         assert members.noted_all.call().get(timeout=WAIT).values() == [[1, 2, 3]] * 6
         members.initialized.get(timeout=WAIT)  # type: ignore[attr-defined]
         until(lambda: not client_proc().casting.open)

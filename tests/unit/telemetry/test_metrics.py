@@ -41,6 +41,7 @@ class Receiver:
 @pytest.fixture
 def meter(monkeypatch):
     """A meter of its own; what it made is forgotten afterwards."""
+    engine_metrics.EndpointStatistics()  # whose instruments are made once in a process, and stay
     monkeypatch.setattr(metrics, "_instruments", [])
     return Meter("test")
 
