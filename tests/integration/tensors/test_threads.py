@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
@@ -182,8 +183,19 @@ def in_torch_func(x: Any) -> Any:
 
 
 def in_a_data_parallel_thread(x: Any) -> Any:
-    parts = together(*[lambda part=part: part * 2 for part in x.chunk(3)])
-    return torch.cat(parts)
+    """Threads that run at the same time, and issue operations in the same order each time."""
+    turns = [threading.Event() for _ in range(4)]
+
+    def work(number: int, part: Any) -> Any:
+        assert turns[number].wait(WAIT)
+        try:
+            return part * 2
+        finally:
+            turns[number + 1].set()
+
+    turns[0].set()
+    works = [functools.partial(work, number, part) for number, part in enumerate(x.chunk(3))]
+    return torch.cat(together(*works))
 
 
 USES = [
