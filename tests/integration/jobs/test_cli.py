@@ -195,7 +195,8 @@ hosts = job.state().a
 procs = hosts.spawn_procs({"gpus": 2}, name="workers")
 speakers = procs.spawn("speakers", Speaker)
 speakers.say.call("begins").get()
-print("spoke", flush=True)
+sys.stdout.write("spoke\\n")  # in one piece: lines of processes are written meanwhile
+sys.stdout.flush()
 sys.stdin.readline()
 speakers.say.call("ends").get()
 procs.stop().get()
