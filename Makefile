@@ -37,7 +37,7 @@ demo-slurm: .venv/.ready-examples ## the same on a Slurm cluster that is started
 # All tests share the cores (see tests/file_queue.py); a few that are chosen by TESTS run in one process.
 QUEUE := -n auto -q
 
-test: .venv/.ready-dev ## set up, then run the tests, without the slow ones (12 minutes on two cores)
+test: .venv/.ready-dev ## set up, then run the tests, without the slow ones
 	@$(BIN)/python -m pytest $(or $(TESTS),$(QUEUE) -m "not slow")
 
 test-all: .venv/.ready-dev ## run all tests, also the slow ones, the checks, and all on the other Pythons
