@@ -52,7 +52,7 @@ def copy_of_the_package(changes: Sequence[Change]) -> Iterator[Path]:
     # A short path: some tests make sockets below it.
     with tempfile.TemporaryDirectory(prefix="mutated-") as name:
         folder = Path(name)
-        # Byte code that another process is writing has such a name, and may be gone soon.
+        # Byte code that another process is writing has such a name, and may be removed soon.
         unfinished = shutil.ignore_patterns("*.pyc.*")
         shutil.copytree(ROOT / "src" / "monarch", folder / "monarch", ignore=unfinished)
         for change in changes:

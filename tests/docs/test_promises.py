@@ -76,7 +76,7 @@ def test_each_section_of_the_page_has_a_promise_that_is_listed() -> None:
 
 DAY = os.environ["PROMISES_OF_DAY"]  # tests/conftest.py sets it, in UTC
 A_DAY = 10
-HANG = 12.0  # seconds until a test that waits for ever counts as failed
+HANG = 12.0  # seconds until a test that waits forever counts as failed
 LONG = 60.0
 HOW = ("It ended in another way than expected", "It passes")
 

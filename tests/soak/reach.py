@@ -1,7 +1,7 @@
 """The map of the mutation tests: which tests reach a line of the package.
 
 `draw` runs the quick tests once under coverage, with the present test as coverage's context. Tests
-that fail then are left out. What runs in processes that a test starts is not seen.
+that fail then are left out. Processes that a test starts are not seen.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MOST = 100
 
 
 class Reach:
-    """What `draw` has found."""
+    """The map that `draw` has made."""
 
     def __init__(self, file: Path) -> None:
         try:
