@@ -1,4 +1,4 @@
-"""The casts at one host, with a carrier made of lists: none is lost, and no caller waits forever."""
+"""Casts at one host, with a carrier made of lists: none is lost, and no caller waits forever."""
 
 from __future__ import annotations
 
