@@ -131,8 +131,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 class SecondTries:
     """Keeps the record of second tries (see ``--reruns``), and fails a run that has too many."""
 
-    def __init__(self, root: Path) -> None:
-        self._record = Reruns(root)
+    def __init__(self, config: pytest.Config) -> None:
+        # The tests on another Python have a cache of their own, and so a record.
+        cache = getattr(config, "cache", None)  # none with `-p no:cacheprovider`
+        self._record = Reruns(config.rootpath, cache and cache.mkdir("reruns"))
         self._reports: list[pytest.TestReport] = []
         self._faults: list[str] = []
 
@@ -203,7 +205,7 @@ def pytest_configure(config: pytest.Config) -> None:
     path.touch()
     os.environ["MONARCH_FAULT_FILE"] = str(path)  # processes that are started inherit it
     if config.getoption("reruns", None) and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(SecondTries(config.rootpath), "second tries")
+        config.pluginmanager.register(SecondTries(config), "second tries")
 
 
 MARKERS = {"error": "internal_errors", "failure": "failures"}

@@ -28,16 +28,16 @@ MOST = 3
 WINDOW = 10
 """How many runs are kept; in two of these a test may not need a second try."""
 
-FILE = Path(".pytest_cache", "d", "reruns", "runs.json")
+FOLDER = Path(".pytest_cache", "d", "reruns")
 """Below the root of the repository, where pytest keeps folders of plugins."""
 
 
 class Reruns:
-    """Second tries of this run and of earlier ones."""
+    """Second tries of this run and of earlier ones; the record is in `folder`."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, folder: Path | None = None) -> None:
         self._root = root
-        self._file = root / FILE
+        self._file = (folder or root / FOLDER) / "runs.json"
         self._now: list[dict[str, Any]] = []
 
     def add(self, test: str, error: str, load: float) -> None:

@@ -68,7 +68,17 @@ def test_pytest_writes_and_reads_it(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\npythonpath = " + str(ROOT))
     test = tmp_path / "test_some.py"
     test.write_text(TESTS)
-    command = [sys.executable, "-m", "pytest", "-q", "--reruns", "1", str(test)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "--reruns",
+        "1",
+        "-o",
+        "cache_dir=own",
+        str(test),
+    ]
     if importlib.util.find_spec("xdist"):  # only the Python of .venv has it
         command += ["-n", "1"]
     for number in (1, 2):
@@ -80,3 +90,4 @@ def test_pytest_writes_and_reads_it(tmp_path: Path) -> None:
         assert done.returncode == (number == 2), done.stdout + done.stderr
     assert "error: test_some.py::test_the_second_time needed a second try in 2 of" in done.stdout
     assert done.stdout.count(": AssertionError: the first time") == 2
+    assert (tmp_path / "own" / "d" / "reruns" / "runs.json").exists()
