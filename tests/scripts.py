@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 from monarch._engine.base.settings import KEYS
@@ -19,17 +18,9 @@ _SETTINGS = {key.variable for key in KEYS.values()}
 
 def run_script(script: Path, timeout: float, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a script in its folder with this interpreter, and return how it ended."""
-    if re.search(r"^import torch$|^from torch", script.read_text(), re.MULTILINE):
-        return warm.run(script, cwd=script.parent, env=clean_environ() | variables, timeout=timeout)
-    return subprocess.run(
-        [sys.executable, str(script)],
-        cwd=script.parent,
-        env=clean_environ() | variables,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+    uses_torch = re.search(r"^import torch$|^from torch", script.read_text(), re.MULTILINE)
+    run = warm.run if uses_torch else warm.fresh
+    return run(script, cwd=script.parent, env=clean_environ() | variables, timeout=timeout)
 
 
 def clean_environ() -> dict[str, str]:

@@ -24,7 +24,7 @@ import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["processes", "run"]
+__all__ = ["fresh", "processes", "run"]
 
 
 def run(
@@ -41,15 +41,7 @@ def run(
     words, environ = [*map(str, arguments)], dict(os.environ if env is None else env)
     command = [sys.executable, *words]
     if not all(importlib.util.find_spec(name.partition(".")[0]) for name in loaded):
-        return subprocess.run(
-            command,
-            cwd=cwd,
-            env=environ,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
+        return fresh(*words, cwd=cwd, env=environ, timeout=timeout)
     ours, theirs = socket.socketpair()
     pipes = [os.pipe() for _ in range(2)]
     with theirs, open(os.devnull) as nothing:
@@ -81,6 +73,22 @@ def run(
             for reader in readers:
                 reader.join()
     return subprocess.CompletedProcess(command, int(status), *texts)
+
+
+def fresh(
+    *arguments: str | Path, cwd: Path, env: Mapping[str, str] | None = None, timeout: float = 280
+) -> subprocess.CompletedProcess[str]:
+    """As `run`, by an interpreter of its own."""
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=cwd,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
 
 
 _servers: dict[tuple[str, ...], tuple[subprocess.Popen[bytes], socket.socket]] = {}

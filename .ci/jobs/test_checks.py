@@ -1,4 +1,4 @@
-"""The checks of `make check`, as jobs beside the tests."""
+"""The checks of `make check`; in `.ci/run` they are jobs beside the tests."""
 
 from __future__ import annotations
 

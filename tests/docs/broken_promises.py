@@ -45,6 +45,13 @@ BARRIER = "tests/unit/restarts/test_epoch_barrier.py::"
 BOTH = "tests/sim/test_both_drivers.py::"
 RECOVERY = "tests/sim/test_recovery.py::"
 
+UNNOTICED = Change(
+    PROC,
+    "            sink.peer_lost(link, verdict)\n        self._book(lost, verdict)",
+    "            pass\n        self._book(lost, verdict)",
+)
+"""Calls of a process that is lost are not ended."""
+
 MUTATIONS = (
     Mutation(
         "with the exception of the endpoint",
@@ -213,13 +220,7 @@ MUTATIONS = (
     Mutation(
         "all that wait for it learn of it within milliseconds",
         (DEATH + "test_a_dead_process_ends_what_is_in_flight_and_what_comes_after[SIGKILL]",),
-        (
-            Change(
-                PROC,
-                "            sink.peer_lost(link, verdict)\n        self._book(lost, verdict)",
-                "            pass\n        self._book(lost, verdict)",
-            ),
-        ),
+        (UNNOTICED,),
         hangs=True,
     ),
     Mutation(
@@ -408,13 +409,7 @@ MUTATIONS = (
     Mutation(
         "Messages that were under way to the old process fail, and do not reach the new one",
         (DEATH + "test_a_dead_process_ends_what_is_in_flight_and_what_comes_after[SIGKILL]",),
-        (
-            Change(
-                PROC,
-                "            sink.peer_lost(link, verdict)\n        self._book(lost, verdict)",
-                "            pass\n        self._book(lost, verdict)",
-            ),
-        ),
+        (UNNOTICED,),
         hangs=True,
     ),
     Mutation(

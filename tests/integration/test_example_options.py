@@ -13,7 +13,6 @@ from tests.integration.test_examples import (
     EXAMPLES,
     NEEDED,
     needs,
-    python,
     with_ddp,
     with_extras,
     with_kubernetes,
@@ -144,7 +143,7 @@ def test_without_a_package_the_program_says_what_to_install(
         f"import runpy, sys; sys.modules[{package!r}] = None; "
         f"runpy.run_path({program!r}, run_name='__main__')"
     )
-    run = python if package == "torch" else warm.run
+    run = warm.fresh if package == "torch" else warm.run
     done = run(hide_and_run, cwd=tmp_path)
     assert done.returncode == 1
     assert package in done.stderr

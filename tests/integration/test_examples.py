@@ -104,21 +104,10 @@ with_demo = needs(*NEEDED["demo_hosts"])
 with_torch_store = needs(*NEEDED["torch_store"])
 
 
-def python(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-
-
 def example(
     name: str, *arguments: str, cwd: Path, returncode: int = 0
 ) -> subprocess.CompletedProcess[str]:
-    run = warm.run if "torch" in NEEDED[name] else python
+    run = warm.run if "torch" in NEEDED[name] else warm.fresh
     done = run(EXAMPLES / f"{name}.py", *arguments, cwd=cwd)
     assert done.returncode == returncode, done.stdout + done.stderr
     return done
@@ -390,7 +379,7 @@ def test_hello_skypilot(skypilot: Path, tmp_path: Path) -> None:
     for done in (kept, again):
         greeted = re.findall(r"^hello from rank (\d): node (\d) of", done.stdout, re.MULTILINE)
         assert greeted == [("0", "0"), ("1", "1")]
-    done = python("-m", "monarch.cli", "kill", cwd=tmp_path)
+    done = warm.fresh("-m", "monarch.cli", "kill", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert not [*skypilot.iterdir()]
 
@@ -1019,7 +1008,7 @@ def test_transformer_prints_a_curve_where_there_is_no_matplotlib(tmp_path: Path)
         "import runpy, sys; sys.modules['matplotlib'] = None; sys.argv = ['', '--steps', '20']; "
         f"runpy.run_path({program!r}, run_name='__main__')"
     )
-    out = python("-c", hide_and_run, cwd=tmp_path).stdout
+    out = warm.fresh("-c", hide_and_run, cwd=tmp_path).stdout
     assert number(r"step   20/20  loss ([\d.]+)", out) < 3
     assert len(re.findall(r"^ +\d+  [\d.]+  #+$", out, re.MULTILINE)) == 20
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -38,17 +37,7 @@ def test_it_is_as_with_an_interpreter_of_its_own(name: str, tmp_path: Path) -> N
         {"ONE": "1", "LC_ALL": "C.UTF-8", "PYTHONPATH": "/one:/two"},
     )
 
-    fresh = subprocess.run(
-        [sys.executable, *words],
-        cwd=tmp_path,
-        env=env,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
+    fresh = warm.fresh(*words, cwd=tmp_path, env=env)
     forked = warm.run(*words, cwd=tmp_path, env=env)
     assert (forked.returncode, forked.stdout) == (fresh.returncode, fresh.stdout)
     assert forked.stderr == fresh.stderr

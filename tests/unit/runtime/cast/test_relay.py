@@ -106,7 +106,7 @@ class Host:
 
     @property
     def left(self) -> dict[str, Any]:
-        """What the relay keeps."""
+        """Entries that the relay keeps."""
         relay, way = vars(self.relay), self.relay_way
         kept = {
             name: relay[name] for name in ("_casts", "_ends", "_queues", "_over_early", "_full")
