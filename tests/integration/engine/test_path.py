@@ -7,6 +7,8 @@ trip above the wake-ups of threads.
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -55,6 +57,17 @@ class Counted(Actor):
 
 
 def test_a_call_enters_at_most_45_functions() -> None:
+    # By itself: a timer of another test, still to come, is two functions more in each call.
+    command = [sys.executable, __file__]
+    printed = subprocess.run(command, stdout=subprocess.PIPE, timeout=240, check=True).stdout
+    paths: list[dict[str, float]] = json.loads(printed)
+    assert min(sum(path.values()) for path in paths) > 20, "the profile has missed the path"
+    # On a busy machine the reactor's thread may read the answer, and wake the caller: two more.
+    shortest = min(paths, key=lambda path: sum(path.values()))
+    assert sum(shortest.values()) <= MOST, json.dumps(shortest, indent=1)
+
+
+def measure() -> list[dict[str, float]]:
     procs = this_host().spawn_procs({"gpus": 1})
     actor = procs.spawn("counted", Counted)
     double = actor.double.call_one
@@ -62,10 +75,7 @@ def test_a_call_enters_at_most_45_functions() -> None:
         assert double(value).get(timeout=60) == 2 * value
     paths = [path_of_a_call(actor) for _ in range(ROUNDS)]
     procs.stop().get(timeout=60)
-    assert min(sum(path.values()) for path in paths) > 20, "the profile has missed the path"
-    # On a busy machine the reactor's thread may read the answer, and wake the caller: two more.
-    shortest = min(paths, key=lambda path: sum(path.values()))
-    assert sum(shortest.values()) <= MOST, shortest
+    return paths
 
 
 def path_of_a_call(actor: Any) -> dict[str, float]:
@@ -82,3 +92,7 @@ def path_of_a_call(actor: Any) -> dict[str, float]:
     assert answers == [2 * value for value in range(CALLS)]
     path = {name: count / CALLS for name, count in (here + there).most_common()}
     return {name: count for name, count in path.items() if count > 0.5}
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure()))
