@@ -1,7 +1,7 @@
 """Mutation tests: change the code in one place at a time, and run the tests that reach it.
 
     make mutants-map                                     first: which tests reach a line
-    make mutants SHARD=1/12                              one of twelve parts, at most an hour
+    make mutants SHARD=1/20                              one twentieth, an hour at most; resumable
     python tests/soak/mutations.py --report              all parts so far into docs/reliability.md
     python tests/soak/mutations.py --files job/saved.py  all mutants of the files whose path ends so
     python tests/soak/mutations.py --sample 60           so many, spread evenly; --kinds lock await
@@ -10,8 +10,9 @@
 one that no test reaches: either the change breaks no promise, or a test is missing. A failure
 counts only if that test passes by itself without the change, in the same way.
 
-No file is changed: a fork of this process compiles the mutant in place of the module. The order of
-the mutants is even, over packages and kinds, wherever it is cut off.
+No file is changed: a fork of this process, and each Python that its tests start, compiles the
+mutant in place of the module. The order of the mutants is even, over packages and kinds, wherever
+it is cut off.
 
 Rejected: cosmic-ray, which works with this project. It edits the file in place, starts Python and
 pytest for each mutant (which takes ten times as long), and leaves no statement out.
@@ -25,9 +26,6 @@ import contextlib
 import ctypes
 import gc
 import importlib
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import json
 import math
 import os
@@ -45,11 +43,12 @@ from typing import Any, NamedTuple
 
 import hypothesis
 import pytest
-from mutant import KINDS, Mutant, mutants
-from reach import PACKAGE, ROOT, Reach, draw
+from everywhere import PACKAGE, ROOT, begin, environment
+from mutant import KINDS, mutants
+from reach import Reach, draw, draw_far
 
 OUT = ROOT / "out" / "mutants"
-MAP = OUT / "map.json"
+MAP, FAR_MAP = OUT / "map.json", OUT / "far.json"
 PAGE = ROOT / "docs" / "reliability.md"
 EXPLAINED = Path(__file__).with_name("survivors.txt")
 PACKAGES = (
@@ -58,12 +57,13 @@ PACKAGES = (
 ).split()
 WARM = "hypothesis.strategies numpy torch starlette.testclient cloudpickle".split()
 """Loaded here once, and not in each fork, where they are installed."""
+NOTICED = ("killed", "hang")
 SEED = 31
 # A mutant hangs, and so counts as noticed, if it uses so many seconds of processor time more than
 # its tests took under coverage, or takes _STUCK times as long and _PATIENCE seconds more.
 _GRACE = 20.0
-_STUCK = 5.0
-_PATIENCE = 40.0
+_STUCK = 3.0
+_PATIENCE = 30.0
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -108,26 +108,6 @@ def even(found: list[Place]) -> list[Place]:
     return [place for _, place in sorted(keyed)]
 
 
-class _Instead(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """An import hook that loads a tree as the module of a file."""
-
-    def __init__(self, path: Path, tree: ast.Module) -> None:
-        name = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
-        self._name, self._path, self._tree = name.removesuffix(".__init__"), path, tree
-
-    def find_spec(self, name: str, _path: Any, _target: Any = None) -> Any:
-        if name != self._name:
-            return None
-        return importlib.util.spec_from_file_location(name, self._path, loader=self)
-
-    def create_module(self, _spec: importlib.machinery.ModuleSpec) -> None:
-        return None
-
-    def exec_module(self, module: Any) -> None:
-        ast.fix_missing_locations(self._tree)
-        exec(compile(self._tree, str(self._path), "exec"), vars(module))
-
-
 class _Note:
     """A plugin of pytest: writes the present test to a file, which is left if the run hangs."""
 
@@ -169,10 +149,9 @@ class Run:
             # others.
             tempfile.tempdir = os.environ["TMPDIR"] = str(self._room)
             if self.place is not None:
-                path = PACKAGE / self.place.file
-                tree = ast.parse(path.read_text())
-                _nth(tree, self.place.number).apply()
-                sys.meta_path.insert(0, _Instead(path, tree))
+                change = "mutant", self.place.file, self.place.number
+                os.environ.update(environment(self._room, *change))
+                begin()
             os.chdir(self._room)  # some mutants write into the current directory
             options = ["-x", "-q", "--tb=no", "--hypothesis-profile=mutations"]
             options += ["-p", "no:cacheprovider"]
@@ -209,10 +188,6 @@ class Run:
         shutil.rmtree(self._room, ignore_errors=True)
 
 
-def _nth(tree: ast.Module, number: int) -> Mutant:
-    return next(mutant for at, mutant in enumerate(mutants(tree)) if at == number)
-
-
 def end_orphans(running: set[int]) -> None:
     """Kill all that mutants have left: they are children of this process, which `running` lacks."""
     if sys.platform != "linux":
@@ -224,11 +199,18 @@ def end_orphans(running: set[int]) -> None:
             os.waitpid(pid, 0)
 
 
-class Trial:
-    """Runs mutants, several at once, until all are done or the time is over."""
+def place_of(result: dict[str, Any]) -> Place:
+    return Place(*(result[field] for field in Place._fields))
 
-    def __init__(self, reach: Reach, jobs: int, room: Path) -> None:
-        self._reach, self._jobs, self._room = reach, jobs, room
+
+class Trial:
+    """Runs mutants, several at once, until all are done or the time is over.
+
+    The results are written to `file` once a minute and at the end.
+    """
+
+    def __init__(self, reach: Reach, jobs: int, room: Path, file: Path) -> None:
+        self._reach, self._jobs, self._room, self._file = reach, jobs, room, file
         self._running: dict[int, Run] = {}
         self._sound: dict[str, bool] = {}  # tests that failed -> whether they pass without a change
         self._doubted: dict[str, list[tuple[Run, str]]] = defaultdict(list)
@@ -237,11 +219,15 @@ class Trial:
     def run(self, todo: list[Place], until: float) -> None:
         """Run these mutants in this order; start none after `until`."""
         todo.reverse()
+        written = time.monotonic()
         try:
             while self._running or (todo and time.monotonic() < until):
                 while todo and len(self._running) < self._jobs and time.monotonic() < until:
                     self._try(todo.pop())
                 time.sleep(0.01)
+                if time.monotonic() > written + 60:
+                    written = time.monotonic()
+                    self.write()
                 for run in list(self._running.values()):
                     if (outcome := run.poll()) is not None:
                         del self._running[run.pid]
@@ -252,6 +238,13 @@ class Trial:
             for run in self._running.values():
                 run.kill()
             end_orphans(set())
+            self.write()
+
+    def write(self) -> None:
+        """Write the results so far, and say how many there are of each."""
+        self._file.write_text(json.dumps(self.results, indent=1))
+        outcomes = Counter(result["outcome"] for result in self.results)
+        print(f"{len(self.results):,} mutants:", dict(outcomes), flush=True)
 
     def _try(self, place: Place) -> None:
         reached = self._reach.tests(place.file, place.line)
@@ -323,7 +316,7 @@ def table(results: list[dict[str, Any]], made: Counter[str]) -> str:
             unseen[package] += result["outcome"] == "not reached"
             for kind in (result["kind"], "all"):
                 tried[package, kind] += 1
-                killed[package, kind] += result["outcome"] in {"killed", "hang"}
+                killed[package, kind] += result["outcome"] in NOTICED
 
     def cell(package: str, kind: str) -> str:
         count = tried[package, kind]
@@ -348,7 +341,7 @@ def table(results: list[dict[str, Any]], made: Counter[str]) -> str:
         lines.append(f"| {name} | {' | '.join(cells)} |")
     why = explanations()
     lines += ["", "| survivor | change | why it breaks no promise |", "|---|---|---|"]
-    left = [result for result in results if result["outcome"] not in {"killed", "hang"}]
+    left = [result for result in results if result["outcome"] not in NOTICED]
     for result in sorted(left, key=lambda result: (result["file"], result["line"])):
         text = result["text"].replace("|", "\\|").replace("`", "'")
         reason = why.get((result["file"], result["text"]), "")
@@ -360,13 +353,13 @@ def table(results: list[dict[str, Any]], made: Counter[str]) -> str:
 
 def report() -> None:
     """Merge the shards, and write their table to the page."""
-    merged: dict[tuple[Any, ...], dict[str, Any]] = {}
+    merged: dict[Place, dict[str, Any]] = {}
     for path in sorted(OUT.glob("shard-*.json"), key=lambda path: path.stat().st_mtime):
         for result in json.loads(path.read_text()):
-            merged[tuple(result[field] for field in Place._fields)] = result
-    found = {tuple(place): place for place in places(None)}
-    stale = len(merged.keys() - found.keys())
-    made = Counter(package_of(place.file) for place in found.values())
+            merged[place_of(result)] = result
+    found = set(places(None))
+    stale = len(merged.keys() - found)
+    made = Counter(package_of(place.file) for place in found)
     made["all"] = len(found)
     made_tables = table([result for key, result in merged.items() if key in found], made)
     before, _, rest = PAGE.read_text().partition(BEGIN)
@@ -382,8 +375,11 @@ def main() -> None:
     parser.add_argument("--files", nargs="*", help="only files whose path ends so")
     parser.add_argument("--kinds", nargs="*", choices=KINDS, help="only mutants of these kinds")
     parser.add_argument("--sample", type=int, help="so many mutants")
+    parser.add_argument("--survivors", action="store_true", help="try those of the shard again")
     parser.add_argument("--minutes", type=float, default=55.0, help="start none after that")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="at the same time")
+    parser.add_argument(
+        "--jobs", type=int, default=2 * (os.cpu_count() or 1), help="at the same time"
+    )
     options = parser.parse_args()
     # Overrides the environment: without byte code files, a run takes three times as long.
     sys.dont_write_bytecode = False
@@ -391,7 +387,11 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(143))
     with tempfile.TemporaryDirectory(prefix="mutants-") as room:
         if options.map:
-            draw(MAP, Path(room), options.jobs)
+            OUT.mkdir(parents=True, exist_ok=True)
+            for number, (part, file) in enumerate([(draw, MAP), (draw_far, FAR_MAP)]):
+                place = Path(room) / str(number)
+                place.mkdir()
+                part(file, place, options.jobs)
         elif options.report:
             report()
         else:
@@ -418,18 +418,21 @@ def _run(options: argparse.Namespace, room: Path) -> None:
     if options.shard:
         shard, of = map(int, options.shard.split("/"))
         todo, name = todo[shard - 1 :: of], f"shard-{shard}-{of}"
-    trial = Trial(Reach(MAP), options.jobs, room)
+    OUT.mkdir(parents=True, exist_ok=True)
+    file = OUT / f"{name}.json"
+    trial = Trial(Reach(MAP, FAR_MAP), options.jobs, room, file)
+    if options.shard and file.exists():
+        before = {place_of(result): result for result in json.loads(file.read_text())}
+        known = {place: before[place] for place in todo if place in before}
+        dead = [place for place in known if known[place]["outcome"] in NOTICED]
+        done = set(dead if options.survivors else known)
+        trial.results += [known[place] for place in done]
+        todo = [place for place in (known if options.survivors else todo) if place not in done]
     todo = todo[: options.sample]
-    number = len(todo)
+    print(f"{len(todo):,} mutants to try in at most {options.minutes:.0f} minutes", flush=True)
     gc.freeze()
     keep_orphans()
-    try:
-        trial.run(todo, time.monotonic() + 60 * options.minutes)
-    finally:
-        OUT.mkdir(parents=True, exist_ok=True)
-        (OUT / f"{name}.json").write_text(json.dumps(trial.results, indent=1))
-    outcomes = Counter(result["outcome"] for result in trial.results)
-    print(f"{len(trial.results):,} of {number:,} mutants:", dict(outcomes))
+    trial.run(todo, time.monotonic() + 60 * options.minutes)
 
 
 if __name__ == "__main__":

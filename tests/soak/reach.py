@@ -1,57 +1,87 @@
 """The map of the mutation tests: which tests reach a line of the package.
 
-`draw` runs the quick tests once under coverage, with the present test as coverage's context. Tests
-that fail then are left out. Processes that a test starts are not seen.
+`draw` runs the quick tests of one process once under coverage, with the present test as coverage's
+context: they are known for each line. The tests of `tests/integration` run with probes in all
+processes (`everywhere.py`): they are known for each function. Tests that fail then are left out.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import sys
-from collections import Counter
-from collections.abc import Collection, Iterator
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterator
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import coverage
 import pytest
+from everywhere import ENTERED, PACKAGE, ROOT, begin, environment, forget
 
-__all__ = ["Reach", "draw"]
+__all__ = ["Reach", "draw", "draw_far"]
 
-ROOT = Path(__file__).resolve().parents[2]
-PACKAGE = ROOT / "src" / "monarch"
 RINGS = ("unit", "protocol", "sim")
+FAR = "integration"
+OUTLIVES = ("mount", "workspace_places", "odd_file_systems", "networks", "gateway", "slurm", "ssh")
+OUTLIVES += ("kubernetes", "mpi", "skypilot", "dashboard", "notebooks", "out_of_memory")
+"""Parts of the names of tests that leave a mount, a network or a service if they are killed."""
 SELECTION = ["-m", "not slow", "-q", "-p", "no:cacheprovider"]
 SELECTION += ["-W", "ignore:Module already imported"]
 # A mutant is run with the tests that reach few other files, first, so long as these take no more
 # than this number of seconds under coverage, which takes two or three times as long.
 SECONDS = 10.0
 MOST = 100
+# The same for tests of `FAR`, whose seconds are a mutant's, too.
+FAR_SECONDS = 12.0
+FAR_MOST = 4
 
 
 class Reach:
-    """The map that `draw` has made."""
+    """The map that `draw` and `draw_far` have made."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, far: Path) -> None:
         try:
             found = json.loads(file.read_text())
         except FileNotFoundError:
             sys.exit("there is no map of the lines that tests reach: run `make mutants-map` first")
-        self._tests: list[tuple[str, float]] = found["tests"]
+        self._near: list[tuple[str, float]] = found["tests"]
         self._sets: list[list[int]] = found["sets"]
         self._lines: dict[str, dict[str, int]] = found["lines"]
+        found = json.loads(far.read_text()) if far.exists() else {"tests": [], "functions": {}}
+        self._far: list[tuple[str, float]] = found["tests"]
+        self._functions: dict[str, dict[str, list[int]]] = found["functions"]
+        self._seconds: dict[str, float] = dict(self._near + self._far)
+        self._spans: dict[str, list[tuple[int, int]]] = {}
 
     def tests(self, file: str, line: int) -> list[str]:
         """Return the tests to try on a change of this line; none if no test reaches it."""
         number = self._lines.get(file, {}).get(str(line))
-        return [] if number is None else [self._tests[test][0] for test in self._sets[number]]
+        near = [] if number is None else [self._near[test][0] for test in self._sets[number]]
+        far = self._functions.get(file, {}).get(str(self._function(file, line)), [])
+        return near + [self._far[test][0] for test in far]
+
+    def _function(self, file: str, line: int) -> int:
+        """Return the line of the innermost function that this line is in; 0 if there is none."""
+        if file not in self._spans:
+            nodes = ast.walk(ast.parse((PACKAGE / file).read_text()))
+            kinds = ast.FunctionDef, ast.AsyncFunctionDef
+            found = [
+                (node.lineno, node.end_lineno or 0) for node in nodes if isinstance(node, kinds)
+            ]
+            self._spans[file] = sorted(found)
+        spans = self._spans[file]
+        for start, end in reversed(spans[: bisect_right(spans, (line, sys.maxsize))]):
+            if line <= end:
+                return start
+        return 0
 
     def seconds(self, tests: list[str]) -> float:
-        """Return how long these tests take under coverage."""
-        known: dict[str, float] = dict(self._tests)
-        return sum(known.get(test, 0.0) for test in tests)
+        """Return how long these tests took for the map."""
+        return sum(self._seconds.get(test, 0.0) for test in tests)
 
 
 def _summary(data: coverage.CoverageData, seconds: dict[str, float]) -> dict[str, Any]:
@@ -88,21 +118,21 @@ def _summary(data: coverage.CoverageData, seconds: dict[str, float]) -> dict[str
     return {"tests": tests, "sets": list(sets), "lines": by_line}
 
 
-class _Contexts:
-    """A plugin of pytest: has coverage note the test, and keeps its seconds if it passed."""
+class _Tests:
+    """A plugin of pytest: says which test runs, and keeps its seconds if it passed."""
 
-    def __init__(self, measured: coverage.Coverage) -> None:
-        self._measured = measured
+    def __init__(self, runs: Callable[[str], object]) -> None:
+        self._runs = runs  # called with a test, and with "" when it has ended
         self.seconds: dict[str, float] = {}
         self._failed: set[str] = set()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[Any]:
-        self._measured.switch_context(item.nodeid)
+        self._runs(item.nodeid)
         try:
             return (yield)
         finally:
-            self._measured.switch_context("")
+            self._runs("")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.outcome != "passed":
@@ -118,37 +148,95 @@ class _Contexts:
 
 
 def draw(file: Path, room: Path, jobs: int) -> None:
-    """Run the tests under coverage, in `jobs` processes, and write what each has reached."""
-    files = sorted(path for ring in RINGS for path in (ROOT / "tests" / ring).rglob("test_*.py"))
-    running = []
-    for job in range(jobs):
-        arguments = files[job::jobs], room / f"map-{job}"
-        running.append(get_context("fork").Process(target=_run, args=arguments))
-        running[-1].start()
-    for process in running:
-        process.join()
+    """Run the tests of one process under coverage, and write which reach a line."""
+    files = [path for ring in RINGS for path in (ROOT / "tests" / ring).rglob("test_*.py")]
+    seconds = _share(_run, files, room, jobs)
     data = coverage.CoverageData(str(room / "lines"))
-    seconds: dict[str, float] = {}
     for job in range(jobs):
         part = coverage.CoverageData(str(room / f"map-{job}" / "lines"))
         part.read()
         data.update(part)
-        seconds.update(json.loads((room / f"map-{job}" / "tests.json").read_text()))
-    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(_summary(data, seconds)))
     print(f"{len(seconds):,} tests reach {len(data.measured_files())} files")
 
 
-def _run(files: list[Path], room: Path) -> None:
-    room.mkdir()
-    os.chdir(room)  # as the mutants do
+def draw_far(file: Path, room: Path, jobs: int) -> None:
+    """Run the tests of `FAR` with probes, and write which enter a function."""
+    found = (ROOT / "tests" / FAR).rglob("test_*.py")
+    files = [path for path in found if not any(part in str(path) for part in OUTLIVES)]
+    (room / "probes").mkdir()
+    seconds = _share(_run_far, files, room, jobs)
+    of: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for line in (room / "probes" / ENTERED).read_text().splitlines():
+        test, path, number = line.split("\t")
+        if test in seconds:
+            of[path, number].add(test)
+    breadth = Counter(test for tests in of.values() for test in tests)
+    quick = [test for test in seconds if seconds[test] <= FAR_SECONDS]
+    ranked = sorted(quick, key=lambda test: (breadth[test], test))
+    place = {test: number for number, test in enumerate(ranked)}
+    functions: dict[str, dict[str, list[int]]] = defaultdict(dict)
+    for (path, number), tests in of.items():
+        left, few = FAR_SECONDS, list[int]()
+        for test in sorted(place[test] for test in tests if test in place):
+            left -= seconds[ranked[test]]
+            if left < 0 or len(few) == FAR_MOST:
+                break
+            few.append(test)
+        functions[path][number] = few
+    tests = [(test, seconds[test]) for test in ranked]
+    file.write_text(json.dumps({"tests": tests, "functions": functions}))
+    print(f"{len(seconds):,} tests enter {len(of):,} functions")
+
+
+def _share(
+    run: Callable[[list[str], Path], dict[str, float]], files: list[Path], room: Path, jobs: int
+) -> dict[str, float]:
+    """Call `run` in `jobs` processes with their files; return the seconds of the tests."""
+    names = sorted(map(str, files))
+
+    def work(job: int) -> None:
+        mine = room / f"map-{job}"
+        mine.mkdir()
+        os.chdir(mine)  # as the mutants do
+        (mine / "tests.json").write_text(json.dumps(run(names[job::jobs], mine)))
+
+    running = [get_context("fork").Process(target=work, args=(job,)) for job in range(jobs)]
+    for process in running:
+        process.start()
+    for process in running:
+        process.join()
+    seconds: dict[str, float] = {}
+    for job in range(jobs):
+        seconds.update(json.loads((room / f"map-{job}" / "tests.json").read_text()))
+    return seconds
+
+
+def _options(room: Path) -> list[str]:
+    return [*SELECTION, "--tb=line", "-rfE", f"--basetemp={room / 't'}"]
+
+
+def _run(files: list[str], room: Path) -> dict[str, float]:
     source = [str(PACKAGE)]
     measured = coverage.Coverage(str(room / "lines"), config_file=False, source=source)
     measured.set_option("run:disable_warnings", ["trace-changed", "module-not-measured"])
     measured.start()
-    contexts = _Contexts(measured)
-    options = [*SELECTION, "--tb=line", "-rfE", f"--basetemp={room / 'tests'}"]
-    pytest.main([*options, *map(str, files)], plugins=[contexts])
+    tests = _Tests(measured.switch_context)
+    pytest.main([*_options(room), *files], plugins=[tests])
     measured.stop()
     measured.save()
-    (room / "tests.json").write_text(json.dumps(contexts.passed()))
+    return tests.passed()
+
+
+def _run_far(files: list[str], room: Path) -> dict[str, float]:
+    current = room / "current"
+    os.environ.update(environment(room, "probes", room.parent / "probes", current))
+    begin()
+
+    def runs(test: str) -> None:
+        current.write_text(test)
+        forget()
+
+    tests = _Tests(runs)
+    pytest.main([*_options(room), *files], plugins=[tests])
+    return tests.passed()
