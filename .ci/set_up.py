@@ -3,10 +3,12 @@
     python3 .ci/set_up.py EXTRAS [FOLDER]     (FOLDER: another environment than .venv)
 
 Runs on any Python, so that a wrong one gets a message about it instead of a syntax error, and
-needs nothing beside it. Versions come from constraints.txt, for build requirements too. While
-pip works, one line says what it is at; pip's own words appear only if it fails.
+needs nothing beside it. Versions come from constraints.txt, for build requirements too. uv
+installs, in a third of the time that pip takes; pip does so where there is no uv, or where uv
+fails. While one of them works, a line says what it is at; its words appear only if it fails.
 """
 
+import ast
 import os
 import subprocess
 import sys
@@ -18,6 +20,16 @@ ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = ROOT / "constraints.txt"
 OLDEST = (3, 10)
 STEPS = ("Collecting", "Downloading", "Building", "Preparing", "Installing", "Obtaining")
+STEPS += ("Resolved", "Prepared", "Installed", "Bytecode")
+# What pip is told by its files and variables, and what uv is told instead, which reads neither.
+TOLD = (
+    ("cert", "SSL_CERT_FILE", " "),
+    ("extra-index-url", "UV_INDEX", " "),
+    ("find-links", "UV_FIND_LINKS", ","),
+    ("index-url", "UV_DEFAULT_INDEX", " "),
+    ("proxy", "ALL_PROXY", " "),
+    ("trusted-host", "UV_INSECURE_HOST", " "),
+)
 
 
 def main(extras, folder=".venv"):
@@ -56,7 +68,8 @@ def make_venv(venv, python):
 
 
 def install(extras, python, folder):
-    command = [str(python), "-m", "pip", "install", "--editable", "{0}[{1}]".format(ROOT, extras)]
+    what = "{0}[{1}]".format(ROOT, extras)
+    python = str(python)
     environment = dict(
         os.environ,
         PIP_CONSTRAINT=str(CONSTRAINTS),
@@ -66,16 +79,25 @@ def install(extras, python, folder):
         PIP_PROGRESS_BAR="off",
         PYTHONUNBUFFERED="1",
     )
-    started = time.monotonic()
-    pip = subprocess.Popen(
-        command,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        universal_newlines=True,
+    uv_environment = dict(
+        environment,
+        UV_BUILD_CONSTRAINT=str(CONSTRAINTS),
+        UV_COMPILE_BYTECODE="1",
+        UV_CONSTRAINT=str(CONSTRAINTS),
+        UV_INDEX_STRATEGY="unsafe-best-match",  # pip's: the newest version of all indexes
+        UV_NO_CONFIG="1",
+        UV_NO_PROGRESS="1",
     )
-    lines = show_progress(pip.stdout)
-    if pip.wait():
+    started = time.monotonic()
+    if run([python, "-m", "pip", "install", "uv"], environment)[0] == 0:
+        uv_environment.update(told_pip(python, environment))
+        uv = [python, "-m", "uv", "pip", "install", "--python", python, "--editable", what]
+        if run(uv, uv_environment)[0] == 0:
+            print("Ready after {0:.0f} s".format(time.monotonic() - started))
+            return
+        print("uv could not install it; pip tries")
+    status, lines = run([python, "-m", "pip", "install", "--editable", what], environment)
+    if status:
         sys.exit(
             "{0}\nerror: pip could not install pymonarch[{1}]; its words are above.\n"
             "No way to a package index? Set PIP_INDEX_URL or PIP_PROXY and run make again.\n"
@@ -84,8 +106,38 @@ def install(extras, python, folder):
     print("Ready after {0:.0f} s".format(time.monotonic() - started))
 
 
+def told_pip(python, environment):
+    """Return the variables that tell uv which indexes and certificates pip uses."""
+    listed = subprocess.check_output(
+        [python, "-m", "pip", "config", "list"], env=environment, universal_newlines=True
+    )
+    found = {}
+    for line in sorted(listed.splitlines(), key=lambda line: line.startswith(":env:")):
+        name, _, value = line.partition("=")
+        found[name.rpartition(".")[2]] = ast.literal_eval(value)
+    variables = {}
+    for name, variable, separator in TOLD:
+        if name in found and variable not in environment:
+            variables[variable] = separator.join(found[name].split())
+    return variables
+
+
+def run(command, environment):
+    """Run an installer and show what it is at; return its exit status and its lines."""
+    installer = subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        universal_newlines=True,
+    )
+    with installer:
+        lines = show_progress(installer.stdout)
+    return installer.returncode, lines
+
+
 def show_progress(output):
-    """Say once a second (in a log: every ten) what pip is at; give back all it said."""
+    """Say once a second (in a log: every ten) what the installer is at; give back all it said."""
     lines = []
 
     def read():
