@@ -4,10 +4,11 @@
 their start. What it does there is one of two:
 
     mutant FILE NUMBER         load that mutant in place of the module
-    probes DIRECTORY CURRENT   note each function that is entered, and the test of the file CURRENT
+    probes DIRECTORY CURRENT   note each block that is entered, and the test of the file CURRENT
 
-Compiled modules with probes are kept in DIRECTORY. A function is noted once by each process, and
-by this one once for each test.
+A block is the body of a function, or a part of it that may be left out, as that of an ``if``.
+Compiled modules with probes are kept in DIRECTORY. A block is noted once by each process, and by
+this one once for each test.
 """
 
 from __future__ import annotations
@@ -19,21 +20,22 @@ import importlib.util
 import marshal
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
 from mutant import mutants
 
-__all__ = ["ENTERED", "PACKAGE", "begin", "environment", "forget"]
+__all__ = ["ENTERED", "PACKAGE", "begin", "blocks", "environment", "forget"]
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "src" / "monarch"
 ENTERED = "entered"
-"""The file of a directory of probes: lines of a test, a file and the line of a function."""
+"""The file of a directory of probes: lines of a test, a file and the first line of a block."""
 _VARIABLE = "MONARCH_TEST_CHANGE"
 _PROBE = "__entered__"
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _seen: set[str] = set()
 
 
@@ -62,7 +64,7 @@ def begin() -> None:
 
 
 def forget() -> None:
-    """Note functions again, in this process."""
+    """Note blocks again, in this process."""
     _seen.clear()
 
 
@@ -116,11 +118,11 @@ def _with_probes(path: Path, directory: Path) -> CodeType:
         code: CodeType = marshal.loads(kept.read_bytes())
         return code
     tree = ast.parse(path.read_text())
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            place = 0 if ast.get_docstring(node, clean=False) is None else 1
-            text = f"__import__('sys').{_PROBE}('{file}\\t{node.lineno}')"
-            node.body[place:place] = ast.parse(text).body
+    for statements, start, _ in list(blocks(tree)):
+        # After a docstring, or global and nonlocal: other places are as good.
+        place = isinstance(statements[0], ast.Expr | ast.Global | ast.Nonlocal)
+        text = f"__import__('sys').{_PROBE}('{file}\\t{start}')"
+        statements[place:place] = ast.parse(text).body
     ast.fix_missing_locations(tree)
     code = compile(tree, str(path), "exec")
     mine = kept.with_name(f"{kept.name}-{os.getpid()}")
@@ -129,13 +131,24 @@ def _with_probes(path: Path, directory: Path) -> CodeType:
     return code
 
 
+def blocks(tree: ast.Module) -> Iterator[tuple[list[Any], int, int]]:
+    """Yield the blocks of the functions: their statements, first and last line."""
+    functions = [node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS)]
+    for node in {inner: None for function in functions for inner in ast.walk(function)}:
+        for name in ("body", "orelse", "finalbody"):
+            block = getattr(node, name, None)
+            if isinstance(block, list) and block and not isinstance(node, ast.ClassDef):
+                start = node.lineno if isinstance(node, _FUNCTIONS) else block[0].lineno
+                yield block, start, block[-1].end_lineno
+
+
 def _probe(entered: Path, current: Path) -> Callable[[str], None]:
-    def note(function: str) -> None:
-        if function in _seen:
+    def note(block: str) -> None:
+        if block in _seen:
             return
-        _seen.add(function)
+        _seen.add(block)
         try:
-            line = f"{current.read_text()}\t{function}\n"
+            line = f"{current.read_text()}\t{block}\n"
             with entered.open("ab", buffering=0) as file:
                 file.write(line.encode())
         except OSError:  # a process that may not, or can no longer, open files

@@ -2,7 +2,7 @@
 
 `draw` runs the quick tests of one process once under coverage, with the present test as coverage's
 context: they are known for each line. The tests of `tests/integration` run with probes in all
-processes (`everywhere.py`): they are known for each function. Tests that fail then are left out.
+processes (`everywhere.py`): they are known for each block. Tests that fail then are left out.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from typing import Any
 
 import coverage
 import pytest
-from everywhere import ENTERED, PACKAGE, ROOT, begin, environment, forget
+from everywhere import ENTERED, PACKAGE, ROOT, begin, blocks, environment, forget
 
 __all__ = ["Reach", "draw", "draw_far"]
 
 RINGS = ("unit", "protocol", "sim")
 FAR = "integration"
 OUTLIVES = ("mount", "workspace_places", "odd_file_systems", "networks", "gateway", "slurm", "ssh")
-OUTLIVES += ("kubernetes", "mpi", "skypilot", "dashboard", "notebooks", "out_of_memory")
-"""Parts of the names of tests that leave a mount, a network or a service if they are killed."""
+OUTLIVES += ("out_of_memory",)
+"""Parts of the names of files whose tests leave something that is no process if they are killed."""
 SELECTION = ["-m", "not slow", "-q", "-p", "no:cacheprovider"]
 SELECTION += ["-W", "ignore:Module already imported"]
 # A mutant is run with the tests that reach few other files, first, so long as these take no more
@@ -36,8 +36,8 @@ SELECTION += ["-W", "ignore:Module already imported"]
 SECONDS = 10.0
 MOST = 100
 # The same for tests of `FAR`, whose seconds are a mutant's, too.
-FAR_SECONDS = 12.0
-FAR_MOST = 4
+FAR_SECONDS = 15.0
+FAR_MOST = 5
 
 
 class Reach:
@@ -51,9 +51,9 @@ class Reach:
         self._near: list[tuple[str, float]] = found["tests"]
         self._sets: list[list[int]] = found["sets"]
         self._lines: dict[str, dict[str, int]] = found["lines"]
-        found = json.loads(far.read_text()) if far.exists() else {"tests": [], "functions": {}}
+        found = json.loads(far.read_text()) if far.exists() else {"tests": [], "blocks": {}}
         self._far: list[tuple[str, float]] = found["tests"]
-        self._functions: dict[str, dict[str, list[int]]] = found["functions"]
+        self._blocks: dict[str, dict[str, list[int]]] = found["blocks"]
         self._seconds: dict[str, float] = dict(self._near + self._far)
         self._spans: dict[str, list[tuple[int, int]]] = {}
 
@@ -61,18 +61,14 @@ class Reach:
         """Return the tests to try on a change of this line; none if no test reaches it."""
         number = self._lines.get(file, {}).get(str(line))
         near = [] if number is None else [self._near[test][0] for test in self._sets[number]]
-        far = self._functions.get(file, {}).get(str(self._function(file, line)), [])
+        far = self._blocks.get(file, {}).get(str(self._block(file, line)), [])
         return near + [self._far[test][0] for test in far]
 
-    def _function(self, file: str, line: int) -> int:
-        """Return the line of the innermost function that this line is in; 0 if there is none."""
+    def _block(self, file: str, line: int) -> int:
+        """Return the first line of the innermost block with this line; 0 if it is in none."""
         if file not in self._spans:
-            nodes = ast.walk(ast.parse((PACKAGE / file).read_text()))
-            kinds = ast.FunctionDef, ast.AsyncFunctionDef
-            found = [
-                (node.lineno, node.end_lineno or 0) for node in nodes if isinstance(node, kinds)
-            ]
-            self._spans[file] = sorted(found)
+            tree = ast.parse((PACKAGE / file).read_text())
+            self._spans[file] = sorted((start, end) for _, start, end in blocks(tree))
         spans = self._spans[file]
         for start, end in reversed(spans[: bisect_right(spans, (line, sys.maxsize))]):
             if line <= end:
@@ -161,7 +157,7 @@ def draw(file: Path, room: Path, jobs: int) -> None:
 
 
 def draw_far(file: Path, room: Path, jobs: int) -> None:
-    """Run the tests of `FAR` with probes, and write which enter a function."""
+    """Run the tests of `FAR` with probes, and write which enter a block; 0: one of the file."""
     found = (ROOT / "tests" / FAR).rglob("test_*.py")
     files = [path for path in found if not any(part in str(path) for part in OUTLIVES)]
     (room / "probes").mkdir()
@@ -171,11 +167,12 @@ def draw_far(file: Path, room: Path, jobs: int) -> None:
         test, path, number = line.split("\t")
         if test in seconds:
             of[path, number].add(test)
+            of[path, "0"].add(test)
     breadth = Counter(test for tests in of.values() for test in tests)
     quick = [test for test in seconds if seconds[test] <= FAR_SECONDS]
     ranked = sorted(quick, key=lambda test: (breadth[test], test))
     place = {test: number for number, test in enumerate(ranked)}
-    functions: dict[str, dict[str, list[int]]] = defaultdict(dict)
+    found_by: dict[str, dict[str, list[int]]] = defaultdict(dict)
     for (path, number), tests in of.items():
         left, few = FAR_SECONDS, list[int]()
         for test in sorted(place[test] for test in tests if test in place):
@@ -183,10 +180,10 @@ def draw_far(file: Path, room: Path, jobs: int) -> None:
             if left < 0 or len(few) == FAR_MOST:
                 break
             few.append(test)
-        functions[path][number] = few
+        found_by[path][number] = few
     tests = [(test, seconds[test]) for test in ranked]
-    file.write_text(json.dumps({"tests": tests, "functions": functions}))
-    print(f"{len(seconds):,} tests enter {len(of):,} functions")
+    file.write_text(json.dumps({"tests": tests, "blocks": found_by}))
+    print(f"{len(seconds):,} tests enter {len(of):,} blocks")
 
 
 def _share(
