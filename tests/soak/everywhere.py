@@ -99,7 +99,10 @@ class _Instead(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return None
 
     def exec_module(self, module: Any) -> None:
-        exec(self._codes.pop(module.__name__), vars(module))
+        exec(self._codes[module.__name__], vars(module))
+
+    def get_code(self, name: str) -> CodeType:  # for `python -m`
+        return self._codes[name]
 
 
 def _mutant(path: Path, file: str, number: int) -> CodeType | None:
