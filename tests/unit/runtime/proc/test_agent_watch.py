@@ -1,0 +1,58 @@
+"""The watch of the host agent: how long it waits, and what it says of an agent that is silent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from monarch._engine.base.settings import settings
+from monarch._engine.runtime.io import heartbeats
+from monarch._engine.runtime.proc.agent_watch import AgentWatch, why_silent
+
+
+def test_an_agent_is_given_up_one_timeout_after_the_first_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A part of the timeout passes before the first heartbeat, and the rest after it."""
+    waits: list[float] = []
+    later: list[Any] = []
+
+    def call_later(delay: float, callback: Any) -> None:
+        waits.append(delay)
+        later.append(callback)
+
+    def monitor(_call_at: Any, timeout: float) -> Any:
+        waits.append(timeout)
+        return SimpleNamespace(watch=lambda _: None)
+
+    monkeypatch.setattr(heartbeats, "HeartbeatMonitor", monitor)
+    reactor = SimpleNamespace(call_soon=lambda callback: callback(), call_at=None)
+    proc: Any = SimpleNamespace(
+        notices={}, clock=SimpleNamespace(call_later=call_later), reactor=reactor, agent=object()
+    )
+    watch = AgentWatch(proc)
+    with settings.configured(agent_timeout="12s"):
+        watch.requested({"op": "spawn", "procs": []})
+        later.pop()()
+    assert len(waits) == 2
+    assert sum(waits) == pytest.approx(12)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has the state in a file")
+def test_the_report_says_that_the_agent_was_stopped() -> None:
+    with subprocess.Popen(["sleep", "600"]) as process:
+        try:
+            assert "answered nothing for 3 s; see what keeps" in why_silent(process.pid, 3)
+            process.send_signal(signal.SIGSTOP)
+            os.waitpid(process.pid, os.WUNTRACED)
+            report = why_silent(process.pid, 3)
+        finally:
+            process.kill()
+    assert "it was stopped, by a signal or a debugger, and answered nothing for 3 s" in report
+    assert "continue it in time (kill -CONT)" in report
