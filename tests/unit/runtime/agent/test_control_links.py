@@ -38,3 +38,27 @@ def test_a_request_that_takes_several_reads_is_handled_before_the_exit(held: boo
     assert [link] * (not held) == lost
     links.close(link)
     reactor.close()
+
+
+def test_an_invalid_message_is_reported_and_ends_the_link(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    reactor = Reactor()
+    reactor.scratch = memoryview(bytearray(4096))
+    rejected: list[Any] = []
+    lost: list[Any] = []
+
+    def refuse(_link: Any, _frame: Any) -> None:
+        raise LookupError("no such request")
+
+    links = ControlLinks(reactor, refuse, rejected.append, lost.append)
+    near, far = socket.socketpair()
+    link = links.connect(near, "a proc")
+    with far:
+        far.sendall(control.encode({"op": "nonsense"}))
+        links.drain(link)
+    reactor.close()
+    assert [link] == rejected == lost
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("monarch: a proc sent an invalid message and was disconnected: ")
+    assert "no such request" in line

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 import resource
@@ -11,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -119,6 +121,25 @@ def test_a_late_session_does_not_replace_a_newer_job(quiet: Any) -> None:
     come(quiet, 6).close()
     assert newer.ended
     assert quiet._jobs[7].session == 6
+
+
+def test_a_second_connection_of_a_session_goes_to_the_same_job(quiet: Any) -> None:
+    come(quiet, 5).close()
+    come(quiet, 5).close()
+    first, second = quiet.passed_on
+    assert first is second
+    assert not first.ended
+
+
+def test_what_an_agent_refuses_is_counted_and_logged_by_the_worker(
+    quiet: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    message = json.dumps({"op": "refused", "peer": "10.0.0.1:1", "reason": "a late one"}).encode()
+    link: Any = SimpleNamespace(lost=None, receive=lambda _: [SimpleNamespace(body=message)])
+    with caplog.at_level(logging.WARNING, "monarch.worker"):
+        quiet._reader(7, Job(5))(link)
+    assert quiet.refused == 1
+    assert "10.0.0.1:1: a late one" in caplog.text
 
 
 def test_strangers_are_limited_by_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
