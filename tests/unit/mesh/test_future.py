@@ -7,11 +7,12 @@ import contextlib
 import gc
 import os
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from monarch._engine.mesh.results.future import RAISED, VALUE, Future
+from monarch._engine.mesh.results.future import RAISED, VALUE, Future, _looks
 from monarch.actor import Channel
 
 WAIT = 60.0
@@ -74,6 +75,17 @@ def test_many_threads_and_loops_see_the_same_result() -> None:
         assert len(seen) == 8 + 4 * 6
         assert all(value is outcome[1] for value in seen)
         assert future._parked == []
+
+
+def test_a_thread_is_about_to_see_its_result_once_that_is_there() -> None:
+    """A failure lets such threads go on first, and does not wait for the others."""
+    future: Future[int] = Future._new()
+    blocked: Any = SimpleNamespace(
+        steps=[SimpleNamespace(code=Future._block.__code__)], variables=[{"self": future}]
+    )
+    assert _looks(blocked) is None
+    future._resolve(VALUE, 1)
+    assert _looks(blocked) is True
 
 
 def test_resolving_twice_changes_nothing() -> None:
