@@ -6,8 +6,11 @@ were asked to send.
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -228,6 +231,29 @@ def test_what_an_exception_does_when_it_is_reported_answers_its_caller(name: str
     actor.call("bad", 1)
     actor.call("good", 2)
     assert sorted(actor.run()) == [(1, "error"), (2, "value")]
+
+
+def test_an_idle_actor_keeps_no_message_alive() -> None:
+    class Body(bytearray):
+        """The content of a message, which can be watched."""
+
+    class Mailbox(SimpleQueue[Any]):
+        """A mailbox that looks, before each message, for what is left of the first."""
+
+        def get(self, block: bool = True, timeout: float | None = None) -> Any:
+            gc.collect()
+            kept.append(watched() is not None)
+            return super().get(block, timeout)
+
+    kept: list[bool] = []
+    body = Body(encode(((), {}), LIMIT).stream or b"")
+    watched = weakref.ref(body)
+    actor = Actor(good=lambda: 1, finish=finish)
+    actor.cell.mailbox = Mailbox()
+    actor.cell.put(actor.link, Frame(CALL, 0, 1, 1, 0, 0, call_meta("good", b""), body))  # type: ignore[arg-type]
+    del body
+    assert actor.run() == [(1, "value")]
+    assert kept == [True, False]
 
 
 def raise_(error: BaseException) -> None:
