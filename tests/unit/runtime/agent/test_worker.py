@@ -142,6 +142,21 @@ def test_what_an_agent_refuses_is_counted_and_logged_by_the_worker(
     assert "10.0.0.1:1: a late one" in caplog.text
 
 
+@pytest.mark.parametrize("tls", [None, object()], ids=["plain", "tls"])
+def test_a_connection_is_bound_to_the_names_of_its_kind(
+    quiet: Any, monkeypatch: pytest.MonkeyPatch, tls: Any
+) -> None:
+    greeted: list[Any] = []
+    monkeypatch.setattr(worker, "Greeting", lambda *given, **_: greeted.append(given))
+    quiet._tls = tls
+    with socket.create_connection(("127.0.0.1", quiet.port), WAIT):
+        near, address = quiet._sock.accept()
+        quiet._came(near, address)
+        near.close()
+    ((*_, names),) = greeted
+    assert (names is worker.tls_names) == (tls is not None)
+
+
 def test_strangers_are_limited_by_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
     for limit, expected in ((512, 224), (80, 8), (1 << 20, 1000)):
         monkeypatch.setattr(worker, "raise_descriptor_limit", lambda limit=limit: limit)

@@ -121,6 +121,7 @@ def test_a_stack_has_its_steps_and_the_variables_of_the_code_asked_for() -> None
         found = stack_of_thread(thread, inner.code).variables
         assert [variables["number"] for variables in found] == [2]
         assert thread in stacks()
+        assert list(stacks(of=(thread,))) == [thread]
     assert stack_of_thread(None) == NO_STACK
 
 
