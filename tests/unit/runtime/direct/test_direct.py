@@ -366,6 +366,20 @@ def test_a_connection_that_was_worth_it_is_made_again() -> None:
         assert isinstance(right.link, FarLink)
 
 
+def test_a_connection_that_breaks_again_and_again_is_given_up() -> None:
+    """Each that carried little counts as a failed attempt, after which no message is counted."""
+    with pair() as (left, right):
+        for number in range(2, 6):
+            connect(left, right, number)
+            left.link.send(call(number))
+            settle(left, right)
+            left.direct.sock.shutdown(socket.SHUT_RDWR)
+            settle(left, right)
+        assert right.got == list(range(2, 6))
+        assert not isinstance(left.link, FarLink)
+        assert not isinstance(right.link, FarLink)
+
+
 def test_whoever_looked_at_the_link_before_it_changed() -> None:
     """A casting thread waits for the lock while the reactor changes the class of the link."""
     with pair() as (left, right):
