@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from monarch._engine.base.home import HOME
+from monarch._engine.base.settings import settings
 from monarch._engine.runtime.agent.hosts import Hosts
 from monarch._engine.runtime.cast.relay import CastRelay
 from monarch._engine.runtime.io import environment as environments
@@ -96,3 +97,19 @@ def test_an_agent_that_home_has_given_up_is_refused(again: bool, least: int) -> 
         assert hosts.find("other") is not None
         hosts.end_sessions("the test is over", farewell=False)
     agent.reactor.close()
+
+
+def test_a_host_timeout_that_the_client_has_changed_counts_from_then_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The agent began with the value of its own environment."""
+    agent = agent_with([], [])
+    hosts = Hosts(agent, CLIENT, "here")
+    patience: list[float] = []
+    monkeypatch.setattr(hosts, "_take_settings", lambda _: None)
+    monkeypatch.setattr(hosts.monitor, "be_patient", patience.append)
+    request: Any = {"hosts": {}, "gateways": [], "trusting": False, "secrets": {}, "reign": 0}
+    with settings.configured(host_timeout="77s"):
+        hosts.attach_all(CLIENT, request)
+    agent.reactor.close()
+    assert patience == [77.0]
