@@ -8,6 +8,7 @@ The kernel, the socket and the rest of the process are models.
 from __future__ import annotations
 
 import itertools
+import threading
 from collections import deque
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
@@ -294,6 +295,20 @@ def explore_all(
 def test_each_message_arrives_once_and_in_order(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     assert explore_all(monkeypatch, CASES[case]) > 100
     assert explore_all(monkeypatch, CASES[case], most=2, every=197) > 100
+
+
+def test_a_link_is_lent_to_one_loop_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each message would wake two of them."""
+    world = World(monkeypatch, ())
+    link = world.links[0]
+    link.loan.lock = threading.RLock()
+    gate: Any = SimpleNamespace(run=lambda: None)
+    one, other = (seats.Seat(world, world.epoll().number, gate, gate.run) for _ in range(2))  # type: ignore[arg-type]
+    loan = one._borrow()
+    assert loan is link.loan
+    assert other._borrow() is None
+    one._give_back(loan, came=False)
+    assert other._borrow() is loan
 
 
 MUTATIONS = {
