@@ -27,6 +27,7 @@ from monarch._engine.runtime.admission.handshake_io import (
     listen,
     python_version,
 )
+from monarch._engine.runtime.admission.host_identity import tls_names
 from monarch._engine.runtime.admission.secret import find_secret
 from monarch._engine.runtime.agent import worker
 from monarch._engine.runtime.agent.worker import Worker
@@ -154,7 +155,7 @@ def test_a_connection_is_bound_to_the_names_of_its_kind(
         quiet._came(near, address)
         near.close()
     ((*_, names),) = greeted
-    assert (names is worker.tls_names) == (tls is not None)
+    assert (names is tls_names) == (tls is not None)
 
 
 def test_strangers_are_limited_by_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
