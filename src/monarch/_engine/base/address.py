@@ -89,8 +89,6 @@ class ChannelTransport(enum.Enum):
     def __repr__(self) -> str:
         return f"ChannelTransport.{self.name}"
 
-    __str__ = __repr__
-
 
 # The text of a transport without an address: in configuration, and in the repr of a BindSpec.
 _TRANSPORT_TEXT = {
