@@ -56,3 +56,54 @@ def test_the_report_says_that_the_agent_was_stopped() -> None:
             process.kill()
     assert "it was stopped, by a signal or a debugger, and answered nothing for 3 s" in report
     assert "continue it in time (kill -CONT)" in report
+
+
+class Process:
+    """A stand-in for a proc whose timers run when the test says so."""
+
+    def __init__(self) -> None:
+        self.notices: dict[str, Any] = {}
+        self.asks: dict[int, Any] = {}
+        self.awaits_ends: dict[int, Any] = {}
+        self.ports: dict[int, Any] = {}
+        self.agent = object()
+        self.timers: list[Any] = []
+        self.looks: list[float] = []
+        self.clock = SimpleNamespace(call_later=lambda delay, action: self.timers.append(action))
+        self.reactor = SimpleNamespace(call_soon=lambda action: action(), call_at=self.call_at)
+
+    def call_at(self, when: float, action: Any) -> Any:
+        """Set a timer of the failure detector."""
+        self.looks.append(when)
+        return SimpleNamespace(cancel=lambda: None)
+
+
+@pytest.fixture
+def process() -> Any:
+    return Process()
+
+
+@pytest.mark.parametrize("waits", ["requests", "asks", "awaits_ends", "far"])
+def test_an_agent_is_watched_while_something_waits_for_it(process: Any, waits: str) -> None:
+    watch = AgentWatch(process)
+    if waits == "requests":
+        watch.requested({"op": "spawn", "procs": []})
+    elif waits == "far":
+        watch.far.add(5)
+        process.ports[1] = SimpleNamespace(_endpoint=None)
+        watch.look()
+    else:
+        getattr(process, waits)[5] = None
+        watch.awaited()
+    process.timers.pop()()
+    assert len(process.looks) == 1
+
+
+def test_an_agent_for_which_nothing_waits_is_not_watched(process: Any) -> None:
+    watch = AgentWatch(process)
+    watch.look()
+    assert process.timers == []
+    watch.awaited()
+    process.timers.pop()()  # what was awaited is there by now
+    assert process.looks == []
+    assert process.timers == []
