@@ -248,7 +248,7 @@ def test_senders_in_many_threads_keep_frames_whole_and_each_in_order(ends: Ends)
 def test_a_finaliser_that_sends_while_the_link_is_sending(ends: Ends) -> None:
     """The collector may run anywhere, so `__del__` of user objects may send on a busy link."""
     left, right = ends(buffer=4096, queue_limit=1 << 30)
-
+    before = open_fds()
     fd = marked(1)
 
     class Cycle:
@@ -256,7 +256,7 @@ def test_a_finaliser_that_sends_while_the_link_is_sending(ends: Ends) -> None:
             self.me = self
 
         def __del__(self) -> None:
-            left.link.send(frame(1 << 40))
+            left.link.send(frame(1 << 40, nfd=1), [fd])
 
     class Collecting(list[int]):
         """A list of descriptors whose use runs the collector, as any allocation may."""
@@ -281,6 +281,8 @@ def test_a_finaliser_that_sends_while_the_link_is_sending(ends: Ends) -> None:
     assert not stuck, "a send inside a send waits for itself"
     settle(left, right)
     assert [f.dest for f in right.frames if f.dest < 1 << 40] == list(range(20))
+    right.link.lose("enough")
+    assert open_fds() == before
 
 
 def test_a_link_is_collected(ends: Ends) -> None:

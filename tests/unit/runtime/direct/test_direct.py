@@ -322,6 +322,19 @@ def test_of_a_lost_link_nothing_is_left() -> None:
         assert sock.fileno() < 0
 
 
+def test_a_closed_connection_is_not_watched_again() -> None:
+    """The number of its socket may be that of another one by then."""
+    watched: list[int] = []
+    with pair() as (left, right):
+        connect(left, right)
+        left.direct._watch = lambda fd, reads, writes: watched.append(fd)
+        left.link.flush_direct()
+        assert watched == [left.direct.fileno]
+        left.direct.close()
+        left.link.flush_direct()
+        assert watched == [left.direct.fileno]
+
+
 def test_a_mailbox_behind_a_lost_link_holds_nobody_back() -> None:
     """The last message may be that the mailbox is full; no later one can revoke it."""
     ours, theirs = socket.socketpair()
