@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from monarch._engine.base.errors import ActorError
 from monarch._engine.mesh.results import unobserved
 from monarch._engine.mesh.results.unobserved import _Lost, report_unobserved
 
@@ -25,3 +26,21 @@ def test_the_same_error_is_printed_once_and_counted_at_the_end(
     report_unobserved(ending=True)
     (line,) = capsys.readouterr().err.splitlines()
     assert "t.train() failed 2 times more" in line
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_report_says_where_an_error_was_raised_if_that_is_known(
+    monkeypatch: pytest.MonkeyPatch, is_known: bool
+) -> None:
+    written: list[str] = []
+    monkeypatch.setattr(unobserved, "_write", written.append)
+    monkeypatch.setattr(unobserved, "_shown", {})
+    endpoint: Any = SimpleNamespace(name="a.b()", mesh=SimpleNamespace(_class=int))
+    failure: Any = SimpleNamespace(ranks=[3], verdict=SimpleNamespace(pid=7, host="there"))
+    error = ActorError(ValueError("no"), failure=failure if is_known else None)
+    unobserved._Lost(endpoint, lambda: error).report()
+    (text,) = written
+    where = " (rank 3, pid 7 on there)" if is_known else ""
+    assert text.startswith(
+        f"a.b() failed and its result was never retrieved: ValueError: no{where}. To handle it"
+    )
