@@ -93,9 +93,11 @@ def _bind_memory(nodes: set[int]) -> None:
     number = _SET_MEMPOLICY.get(platform.machine())
     if number is None or not os.path.exists(_NODES):
         return  # there is one node, or no known system call
-    mask = ctypes.c_ulong(sum(1 << node for node in nodes))
+    mask = sum(1 << node for node in nodes)
+    words = max(nodes) // 64 + 1
+    words_of_mask = (ctypes.c_uint64 * words)(*(mask >> 64 * word for word in range(words)))
     libc = ctypes.CDLL(None, use_errno=True)
     bits = max(nodes) + 2  # the kernel expects the number of bits plus one
-    if libc.syscall(number, _MPOL_BIND, ctypes.byref(mask), bits) != 0:
+    if libc.syscall(number, _MPOL_BIND, words_of_mask, bits) != 0:
         code = ctypes.get_errno()
         raise ValueError(f"proc_bind: cannot bind memory to nodes {nodes}: {os.strerror(code)}")
