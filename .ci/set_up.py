@@ -21,8 +21,8 @@ CONSTRAINTS = ROOT / "constraints.txt"
 OLDEST = (3, 10)
 STEPS = ("Collecting", "Downloading", "Building", "Preparing", "Installing", "Obtaining")
 STEPS += ("Resolved", "Prepared", "Installed", "Bytecode")
-# What pip is told by its files and variables, and what uv is told instead, which reads neither.
-TOLD = (
+# Options of pip's configuration, which uv does not read, and uv's variable for each.
+UV_VARIABLES = (
     ("cert", "SSL_CERT_FILE", " "),
     ("extra-index-url", "UV_INDEX", " "),
     ("find-links", "UV_FIND_LINKS", ","),
@@ -90,7 +90,7 @@ def install(extras, python, folder):
     )
     started = time.monotonic()
     if run([python, "-m", "pip", "install", "uv"], environment)[0] == 0:
-        uv_environment.update(told_pip(python, environment))
+        uv_environment.update(from_pip(python, environment))
         uv = [python, "-m", "uv", "pip", "install", "--python", python, "--editable", what]
         if run(uv, uv_environment)[0] == 0:
             print("Ready after {0:.0f} s".format(time.monotonic() - started))
@@ -106,8 +106,8 @@ def install(extras, python, folder):
     print("Ready after {0:.0f} s".format(time.monotonic() - started))
 
 
-def told_pip(python, environment):
-    """Return the variables that tell uv which indexes and certificates pip uses."""
+def from_pip(python, environment):
+    """Return variables with which uv uses the indexes and certificates of pip."""
     listed = subprocess.check_output(
         [python, "-m", "pip", "config", "list"], env=environment, universal_newlines=True
     )
@@ -116,7 +116,7 @@ def told_pip(python, environment):
         name, _, value = line.partition("=")
         found[name.rpartition(".")[2]] = ast.literal_eval(value)
     variables = {}
-    for name, variable, separator in TOLD:
+    for name, variable, separator in UV_VARIABLES:
         if name in found and variable not in environment:
             variables[variable] = separator.join(found[name].split())
     return variables

@@ -25,11 +25,11 @@ import ast
 import contextlib
 import ctypes
 import gc
+import hashlib
 import importlib
 import json
 import math
 import os
-import random
 import resource
 import shutil
 import signal
@@ -58,7 +58,6 @@ PACKAGES = (
 WARM = "hypothesis.strategies numpy torch starlette.testclient cloudpickle".split()
 """Loaded here once, and not in each fork, where they are installed."""
 NOTICED = ("killed", "hang")
-SEED = 31
 # A mutant hangs, and so counts as noticed, if it uses so many seconds of processor time more than
 # its tests took under coverage, or takes _STUCK times as long and _PATIENCE seconds more.
 _GRACE = 20.0
@@ -71,10 +70,16 @@ class Place(NamedTuple):
     """A mutant: the `number`-th of its file."""
 
     file: str
-    number: int
-    line: int
+    scope: str  # the function or class that it is in, as ``Class.function``
     kind: str
     text: str
+    nth: int  # of those with the same text there
+    line: int
+    number: int
+
+    def key(self) -> tuple[str, str, str, int]:
+        """Return what stays the same when code elsewhere changes."""
+        return self.file, self.scope, self.text, self.nth
 
 
 def places(files: list[str] | None) -> Iterator[Place]:
@@ -83,8 +88,24 @@ def places(files: list[str] | None) -> Iterator[Place]:
         for path in sorted((PACKAGE / package).rglob("*.py")):
             file = path.relative_to(PACKAGE).as_posix()
             if files is None or file.endswith(tuple(files)):
-                for number, mutant in enumerate(mutants(ast.parse(path.read_text()))):
-                    yield Place(file, number, mutant.line, mutant.kind, mutant.text)
+                tree = ast.parse(path.read_text())
+                scopes = dict(_scopes(tree, ""))
+                same = Counter[tuple[str, str]]()
+                for number, (line, kind, text, _) in enumerate(mutants(tree)):
+                    scope = scopes.get(line, "")
+                    yield Place(file, scope, kind, text, same[scope, text], line, number)
+                    same[scope, text] += 1
+
+
+def _scopes(node: ast.AST, outer: str) -> Iterator[tuple[int, str]]:
+    """Yield the lines of functions and classes, each with its name: inner ones come later."""
+    for child in ast.iter_child_nodes(node):
+        name = outer
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            name = f"{outer}.{child.name}".removeprefix(".")
+            for line in range(child.lineno, (child.end_lineno or 0) + 1):
+                yield line, name
+        yield from _scopes(child, name)
 
 
 def package_of(file: str) -> str:
@@ -95,17 +116,9 @@ def package_of(file: str) -> str:
     return "/".join(parts[:depth] if split else parts[:1])
 
 
-def even(found: list[Place]) -> list[Place]:
-    """Return the mutants in an order of which each beginning is spread over packages and kinds."""
-    groups: dict[tuple[str, str], list[Place]] = defaultdict(list)
-    for place in found:
-        groups[package_of(place.file), place.kind].append(place)
-    chance = random.Random(SEED)
-    keyed: list[tuple[float, Place]] = []
-    for group in groups.values():
-        chance.shuffle(group)
-        keyed += [((at + chance.random()) / len(group), place) for at, place in enumerate(group)]
-    return [place for _, place in sorted(keyed)]
+def chance(place: Place) -> int:
+    """Return a random number that is always the same for this mutant."""
+    return int.from_bytes(hashlib.sha256(repr(place.key()).encode()).digest(), "big")
 
 
 class _Note:
@@ -286,7 +299,8 @@ class Trial:
     def _note(self, place: Place, outcome: str, test: str) -> None:
         self.results.append({**place._asdict(), "outcome": outcome, "test": test})
         if not test:
-            print(f"{place.file}:{place.line}: {place.kind}: {place.text}: {outcome}", flush=True)
+            where = f"{place.file}:{place.line}: {place.scope}"
+            print(f"{where}: {place.kind}: {place.text}: {outcome}", flush=True)
 
 
 # -- the page --------------------------------------------------------------------------------------
@@ -295,14 +309,14 @@ BEGIN, END = "<!-- mutants: begin -->\n", "<!-- mutants: end -->\n"
 
 
 def explanations() -> dict[tuple[str, str], str]:
-    """Return why a mutant breaks no promise, by its file and text."""
+    """Return why a mutant breaks no promise, by its file and scope, and its text."""
     lines = EXPLAINED.read_text().splitlines() if EXPLAINED.exists() else []
     found = {}
     for line in lines:
         if line and line[0] != "#":
-            file, _, rest = line.partition(" | ")
+            place, _, rest = line.partition(" | ")
             text, _, why = rest.rpartition(" | ")  # a change may have such a bar, too
-            found[file, text] = why
+            found[place, text] = why
     return found
 
 
@@ -344,22 +358,23 @@ def table(results: list[dict[str, Any]], made: Counter[str]) -> str:
     left = [result for result in results if result["outcome"] not in NOTICED]
     for result in sorted(left, key=lambda result: (result["file"], result["line"])):
         text = result["text"].replace("|", "\\|").replace("`", "'")
-        reason = why.get((result["file"], result["text"]), "")
+        place = f"{result['file']}:{result['scope']}"
+        reason = why.get((place, result["text"]), "")
         if result["outcome"] == "not reached" and not reason:
             reason = "(not reached)"
-        lines.append(f"| `{result['file']}:{result['line']}` | `{text}` | {reason} |")
+        lines.append(f"| `{place}` | `{text}` | {reason} |")
     return "\n".join(lines) + "\n"
 
 
 def report() -> None:
     """Merge the shards, and write their table to the page."""
-    merged: dict[Place, dict[str, Any]] = {}
+    merged: dict[tuple[Any, ...], dict[str, Any]] = {}
     for path in sorted(OUT.glob("shard-*.json"), key=lambda path: path.stat().st_mtime):
         for result in json.loads(path.read_text()):
-            merged[place_of(result)] = result
-    found = set(places(None))
-    stale = len(merged.keys() - found)
-    made = Counter(package_of(place.file) for place in found)
+            merged[place_of(result).key()] = result
+    found = {place.key(): place for place in places(None)}
+    stale = len(merged.keys() - found.keys())
+    made = Counter(package_of(place.file) for place in found.values())
     made["all"] = len(found)
     made_tables = table([result for key, result in merged.items() if key in found], made)
     before, _, rest = PAGE.read_text().partition(BEGIN)
@@ -413,21 +428,23 @@ def _run(options: argparse.Namespace, room: Path) -> None:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     kinds = options.kinds or KINDS
-    todo = even([place for place in places(options.files) if place.kind in kinds])
+    todo = sorted((each for each in places(options.files) if each.kind in kinds), key=chance)
     name = "last"
     if options.shard:
         shard, of = map(int, options.shard.split("/"))
-        todo, name = todo[shard - 1 :: of], f"shard-{shard}-{of}"
+        todo = [place for place in todo if chance(place) % of == shard - 1]
+        name = f"shard-{shard}-{of}"
     OUT.mkdir(parents=True, exist_ok=True)
     file = OUT / f"{name}.json"
     trial = Trial(Reach(MAP, FAR_MAP), options.jobs, room, file)
     if options.shard and file.exists():
-        before = {place_of(result): result for result in json.loads(file.read_text())}
-        known = {place: before[place] for place in todo if place in before}
-        dead = [place for place in known if known[place]["outcome"] in NOTICED]
-        done = set(dead if options.survivors else known)
-        trial.results += [known[place] for place in done]
-        todo = [place for place in (known if options.survivors else todo) if place not in done]
+        before = {place_of(result).key(): result for result in json.loads(file.read_text())}
+        known = {place.key() for place in todo} & before.keys()
+        if options.survivors:
+            todo = [place for place in todo if place.key() in known]
+            known = {key for key in known if before[key]["outcome"] in NOTICED}
+        trial.results += [before[key] for key in known]
+        todo = [place for place in todo if place.key() not in known]
     todo = todo[: options.sample]
     print(f"{len(todo):,} mutants to try in at most {options.minutes:.0f} minutes", flush=True)
     gc.freeze()

@@ -30,7 +30,7 @@ def set_up() -> Any:
     return module
 
 
-def test_uv_is_told_what_pip_is_told(set_up: Any, tmp_path: Path) -> None:
+def test_uv_uses_the_indexes_of_pip(set_up: Any, tmp_path: Path) -> None:
     file = tmp_path / "pip.conf"
     file.write_text(
         "[global]\nindex-url = https://one.example/simple\ntimeout = 9\n"
@@ -44,7 +44,7 @@ def test_uv_is_told_what_pip_is_told(set_up: Any, tmp_path: Path) -> None:
         "PIP_CONFIG_FILE": str(file),
         "PIP_EXTRA_INDEX_URL": "https://three.example",
     }
-    told = set_up.told_pip(sys.executable, environment)
+    told = set_up.from_pip(sys.executable, environment)
     told.pop("SSL_CERT_FILE", None)  # of the machine's own pip.conf
     told.pop("ALL_PROXY", None)
     assert told == {
