@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from monarch import _spi
 from monarch.config import configured
 from monarch.rdma import RDMABuffer, RdmaError, RdmaOwnerLost, RdmaPermissionError
 from monarch.rdma.memory import Memory
-from monarch.rdma.routes.lease import Lease, claim, claimed
+from monarch.rdma.routes.lease import Lease, Lessee, Peer, claim, claimed
 
 
 def test_a_revocation_waits_for_the_slices_that_are_under_way() -> None:
@@ -90,3 +92,49 @@ def test_a_request_for_what_is_not_registered_is_refused(
     with pytest.raises(error):
         claimed(forged, "stream")
     claimed(described, "stream")
+
+
+def test_who_begins_to_wait_while_a_lease_is_settled_is_told_once() -> None:
+    lease, told = Lease(), []
+    asked = threading.Event()  # whether the owner's thread has asked for the lock, or has ended
+
+    class Lock:
+        lock = threading.Lock()
+
+        def __enter__(self) -> None:
+            if threading.current_thread() is owner:
+                asked.set()
+            self.lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            self.lock.release()
+
+    class Waiting(list[Any]):
+        def append(self, callback: Any) -> None:
+            super().append(callback)
+            owner.start()
+            asked.wait()
+
+    def settle() -> None:
+        lease.settle("key")
+        asked.set()
+
+    owner = threading.Thread(target=settle)
+    made: Any = lease
+    made._lock, made._when_settled = Lock(), Waiting()
+    assert lease.when_settled(lambda: told.append("told"))
+    owner.join()
+    assert told == ["told"]
+
+
+def test_a_forked_child_forgets_its_parents_leases(
+    buffer: RDMABuffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_child: list[Callable[[], None]] = []
+    monkeypatch.setattr(_spi, "when_forked", in_child.append)
+    lessee = Lessee("test", lambda work: work(), lambda *_: None, Peer)
+    peer = lessee.peer(buffer._handle)
+    assert lessee.peer(buffer._handle) is peer
+    for forget in in_child:
+        forget()
+    assert lessee.peer(buffer._handle) is not peer

@@ -120,3 +120,7 @@ def test_what_cannot_be_is_told_to_whoever_feeds() -> None:
     begun: Callable[..., Landing | None] = begin
     with pytest.raises(ValueError, match="no such thing"):
         Reader(struct.Struct("<B"), begun).feed(memoryview(b"x"))
+
+
+def test_the_numbers_of_the_operations() -> None:
+    assert (message.HELLO, message.INVITE, message.RECALL) == (16, 17, 18)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import os
 import pickle
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,11 +32,13 @@ from monarch.rdma import (
 )
 from monarch.rdma.errors import joined
 from monarch.rdma.executor import Pool, spread
-from monarch.rdma.routes import Unavailable
-from monarch.rdma.routes.copying import slices
+from monarch.rdma.memory import CPU
+from monarch.rdma.routes import Unavailable, process_vm, staged
+from monarch.rdma.routes.copying import CopyRoute, Piece, atomic_result, slices
 from monarch.rdma.routes.local import Local
 from monarch.rdma.routes.process_vm import ProcessVm, yama_scope
-from monarch.rdma.transfer import READ, Op
+from monarch.rdma.routes.stream import Stream
+from monarch.rdma.transfer import ADD, READ, WRITE, Op
 
 WAIT = 60.0
 
@@ -352,3 +357,112 @@ def test_a_transfer_is_cut_as_the_setting_says(setting: int, largest: int) -> No
             for _, at, count in pieces
         ]
     assert parts == [(at, min(step, nbytes - at)) for at in range(0, nbytes, step)]
+
+
+def test_a_bug_in_a_copy_fails_the_transfer(use: Any) -> None:
+    class Broken(CopyRoute):
+        def copy(self, kind: int, pieces: list[Piece]) -> None:
+            raise KeyError("nobody expects this")
+
+    buffer = use(Fake("first", Broken().start))
+    with pytest.raises(RdmaError, match=r"internal error: KeyError\('nobody expects this'\)"):
+        buffer.read_into(bytearray(16)).get(timeout=WAIT)
+
+
+@pytest.mark.parametrize("nbytes", [16, 0])
+def test_a_write_has_a_future(use: Any, nbytes: int) -> None:
+    buffer = use(Fake("first", lambda transfer: transfer.done()))
+    assert buffer.write_from(bytearray(nbytes)).get(timeout=WAIT) is None
+
+
+@pytest.mark.parametrize("old", [0, 1, (1 << 64) - 2, (1 << 64) - 1])
+def test_an_addition_wraps_around(old: int) -> None:
+    with RDMABuffer(bytearray(8)) as word:
+        new = atomic_result(
+            Op(ADD, word._handle, 0, bytearray(8), 8, (1, 0)), old.to_bytes(8, sys.byteorder)
+        )
+    assert new == ((old + 1) % (1 << 64)).to_bytes(8, sys.byteorder)
+
+
+def test_memory_of_a_device_is_copied_through_main_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Device:
+        """Its memory is the variable `memory`."""
+
+        def main(self, nbytes: int) -> memoryview:
+            return memoryview(bytearray(nbytes))
+
+        def store(self, _: Any, at: int, part: memoryview) -> None:
+            memory[at : at + len(part)] = part
+
+        def load(self, _: Any, at: int, part: memoryview) -> None:
+            part[:] = memory[at : at + len(part)]
+
+    class Route(CopyRoute):
+        """Its other end is the variable `other`."""
+
+        kind = about = "fake"
+
+        def copy(self, kind: int, pieces: list[Piece]) -> None:
+            for op, at, count in pieces:
+                near = (ctypes.c_char * count).from_address(op.local.address + at)
+                far = slice(op.offset + at, op.offset + at + count)
+                if kind == READ:
+                    near.raw = bytes(other[far])
+                else:
+                    other[far] = near.raw
+
+    monkeypatch.setattr(staged, "device_of", lambda _: Device())
+    memory, other = bytearray(8), bytearray(b"the rest")
+    with RDMABuffer(bytearray(8)) as buffer:
+        handle = buffer._handle
+        route = staged.Staged(Route())
+        local: Any = memory
+        route.copy(READ, [(Op(READ, handle, 4, local, 4), 0, 4)])
+        assert memory == b"rest\0\0\0\0"
+        route.copy(WRITE, [(Op(WRITE, handle, 0, local, 4), 0, 4)])
+    assert other == b"restrest"
+
+
+def test_a_system_call_that_copies_nothing_does_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sandbox may answer the call with success, and do nothing."""
+    monkeypatch.setattr(process_vm, "_calls", lambda: (lambda *_: 6, None))
+    assert not process_vm.process_vm_works()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it is a route of Linux")
+def test_memory_that_is_dropped_before_a_write_is_not_written() -> None:
+    """The slot may belong to another registration by the time that the write has entered it."""
+
+    class Slots:
+        left: ClassVar[list[int]] = []
+
+        def enter(self, slot: int) -> bool:
+            return True
+
+        def holds(self, slot: int, number: int) -> bool:
+            return False
+
+        def leave(self, slot: int) -> None:
+            self.left.append(slot)
+
+    with RDMABuffer(bytearray(8)) as buffer:
+        handle = buffer._handle
+        route: Any = object.__new__(process_vm._VmRoute)
+        route._table = Slots()
+        route._alive = os.pidfd_open(os.getpid())  # the route closes it
+        with pytest.raises(RdmaBufferDropped):
+            route._write([(Op(WRITE, handle, 0, bytearray(8), 8), 0, 8)], b"", b"", 8)
+    assert Slots.left == [handle.slot]
+
+
+def test_sockets_are_used_only_if_allowed_and_while_the_owner_lives() -> None:
+    kind = Stream()
+    with RDMABuffer(bytearray(8)) as buffer:
+        handle = buffer._handle
+        refused = pytest.raises(Unavailable, match="sockets are not allowed")
+        with configured(rdma_allow_tcp_fallback=False), refused:
+            kind.open(handle, CPU)
+        kind._over[handle.identity] = "its host is gone"
+        with pytest.raises(RdmaOwnerLost, match="its host is gone"):
+            kind.open(handle, CPU)
+    assert kind._peers == {}

@@ -5,17 +5,21 @@ The reactor is a list of callbacks, which a test runs in its own thread.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
 import struct
 import sys
+import threading
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from monarch import _spi
+from monarch._engine.runtime.proc.side_stream import Via
 from monarch.rdma import RDMABuffer, registry
 from monarch.rdma.memory import Memory
 from monarch.rdma.routes.stream import message, server
@@ -147,3 +151,80 @@ def test_memory_that_was_moved_is_not_served(peer: Peer, operation: int, length:
     kind, status, text = peer.answer()
     assert (kind, status) == (message.END, message.FAILED)
     assert b"was resized or freed by its owner" in text
+
+
+def test_memory_that_is_dropped_while_it_is_written_is_reported_and_left_alone(
+    peer: Peer, memory: bytearray
+) -> None:
+    peer.ask(message.WRITE, 0, 8)
+    peer.send(b"half")
+    registry.drop(peer.handle).get(timeout=60)
+    peer.send(b"late")
+    kind, status, _ = peer.answer()
+    assert (kind, status) == (message.END, message.NOT_FOUND)
+    assert memory[4:8] == bytes(4)
+
+
+def test_memory_that_is_dropped_while_it_is_read_is_shown_no_more(
+    peer: Peer, memory: bytearray
+) -> None:
+    memory[:] = b"x" * SIZE
+    peer.ask(message.READ, 0, SIZE)
+    registry.drop(peer.handle).get(timeout=60)
+    received = bytearray()
+    while len(received) < REPLY.size + SIZE + REPLY.size:
+        with contextlib.suppress(BlockingIOError):
+            received += peer.sock.recv(1 << 20)
+        peer.reactor.ready(select.POLLOUT)
+    assert received[REPLY.size :].startswith(b"x")
+    assert received[SIZE - 8 : SIZE] == bytes(8)
+    _, kind, status, _ = REPLY.unpack_from(received, REPLY.size + SIZE)
+    assert (kind, status) == (message.END, message.NOT_FOUND)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_one_thread_at_a_time_sends(peer: Peer, at_once: bool) -> None:
+    """What several threads send is never mixed."""
+    connection = peer.server.sessions[1].connection
+    alone: list[bool] = []
+
+    class Watched:
+        lock, left = threading.Lock(), 4
+
+        def view(self) -> memoryview:
+            alone.append(connection._lock.locked())
+            return memoryview(b"data")
+
+        def advance(self, count: int) -> None:
+            self.left -= count
+
+        def verdict(self) -> bytes:
+            return b"end"
+
+    if at_once:
+        connection.send(Watched())
+    else:
+        connection.queue([Watched()])
+        connection.flush()
+    assert alone == [True]
+    assert peer.sock.recv(7) == b"dataend"
+
+
+@pytest.mark.parametrize("here", ["10.0.0.1", ""])
+def test_a_peer_is_invited_to_the_address_where_its_host_is_connected(
+    peer: Peer, here: str
+) -> None:
+    class Door:
+        def invite(self, _: Any) -> Any:
+            return types.SimpleNamespace(address=here, port=7, key=b"k", certificate=b"")
+
+    session = peer.server.sessions[1]
+    via: Any = Via(here, tls=False)
+    session._caller = _spi.Caller(1, via)
+    doors: Any = peer.server.doors
+    doors[via] = Door()
+    invitation = session._invitation()
+    if here:
+        assert (invitation["address"], invitation["port"]) == (here, 7)
+    else:
+        assert "has no IP address" in invitation["reason"]
