@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -68,3 +70,32 @@ def test_one_of_another_user_is_not_used(folder: Path, act: Callable[[], object]
     os.chown(folder, 65534, 65534)
     with pytest.raises(PermissionError, match=r"\(now: user 65534\) .*set XDG_RUNTIME_DIR"):
         act()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere such a path is refused")
+def test_the_path_of_a_door_may_be_longer_than_the_name_of_a_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("a" * 100) / ("b" * 100)
+    deep.mkdir(parents=True)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(deep))
+    sock, path = open_door("a")
+    with sock:
+        assert os.path.dirname(path) == str(deep / "pymonarch")
+        assert answers("a")
+
+
+def test_a_door_that_cannot_be_opened_is_an_error(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[socket.socket] = []
+
+    class Socket(socket.socket):
+        def listen(self, *_: int) -> None:
+            made.append(self)
+            raise OSError("no room for another door")
+
+    monkeypatch.setattr(socket, "socket", Socket)
+    with pytest.raises(OSError, match="no room"):
+        open_door("a")
+    assert [sock.fileno() for sock in made] == [-1]
