@@ -6,12 +6,14 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch._tensors.core.aliases import Aliases
 from monarch._tensors.core.cache import Cache
 from monarch._tensors.core.history import History, Run
+from monarch._tensors.core.metadata import metadata_of
 from monarch._tensors.core.template import DELETE, Output, Plan, reads, results, writes
 
 pytestmark = pytest.mark.torch
@@ -124,3 +126,10 @@ def test_reports_of_several_processes_are_one_failure() -> None:
     history.confirm(0)
     assert len(history) == 0
     assert history.failure_of(4) is failure
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_plan_has_an_only_output_if_it_has_one_output(count: int) -> None:
+    made = Output(metadata_of(torch.ones(2)))
+    assert Plan(None, (), {}, (0,), (made,), ()).only == made.metadata
+    assert Plan(None, (), {}, (0,), (made,) * count, ()).only is None

@@ -40,9 +40,10 @@ from monarch._tensors.function import (  # noqa: E402
 )
 from monarch._tensors.torch_operator import ResolvableOperator  # noqa: E402
 from monarch._tensors.worker import shares  # noqa: E402
+from monarch._tensors.worker.late import call_failed  # noqa: E402
 from monarch._tensors.worker.shares import hand_over, take  # noqa: E402
 from monarch._tensors.worker.stream import StreamThread, Table  # noqa: E402
-from monarch._tensors.worker.template import Lost, compiled  # noqa: E402
+from monarch._tensors.worker.template import Lost, Template, compiled  # noqa: E402
 from monarch.actor import Slice  # noqa: E402
 from monarch.config import configured  # noqa: E402
 from tests.hostile import HOSTILE, hostile  # noqa: E402
@@ -341,3 +342,33 @@ def test_an_operator_travels_with_the_modules_that_registered_it() -> None:
     assert resolvable_function(operator) == ResolvableOperator(
         "torch_nn._linear_cross_entropy_batch_chunked.default", (module.__name__,)
     )
+
+
+def test_a_stream_is_done_once_it_has_executed_all(worker: Worker) -> None:
+    threads: list[threading.Thread] = []
+    worker.stream.call(lambda: threads.append(threading.current_thread()))
+    worker.execute((COORDINATE, NEW, RANKS, None))
+    worker.stream.stop()
+    threads[0].join(60)
+    assert worker.stream.is_done
+
+
+def test_the_references_that_a_command_reads_come_after_those_that_it_defines() -> None:
+    template = Template(lambda: lambda *_: None, (0, 2), 1, (1,))
+    command: Any = (FIRST, 10, 20, "constant", 30)
+    assert list(template.reads(command)) == [20, 30]
+    assert list(template.defines(command)) == [10, 30]
+
+
+def test_the_traceback_of_a_call_begins_in_the_function_of_the_user() -> None:
+    def user() -> None:
+        raise ValueError("wrong")
+
+    try:
+        user()
+    except ValueError as error:
+        here = call_failed(error, ())
+        bare = call_failed(error.with_traceback(error.__traceback__.tb_next), ())  # type: ignore[union-attr]
+    for failed in here, bare:
+        assert "in user" in str(failed.args)
+        assert "begins_in_the_function" not in str(failed.args)
