@@ -703,3 +703,14 @@ def test_a_checkpoint_may_become_complete_rounds_later() -> None:
     assert [core.may_save(mark) for mark in (0, 1, 2, 3, 99)] == [False, True, True, True, False]
     core.saved(2)
     assert [core.may_save(mark) for mark in (1, 2, 3)] == [False, False, True]
+
+
+def test_a_rank_without_a_state_that_comes_after_the_end_is_refused() -> None:
+    """No rank is left that could give it the state."""
+    core = Membership(2, 1)
+    core.closed = True
+    (failed,) = core.ask(1, 1, None)
+    assert isinstance(failed, Failed)
+    assert failed.ranks == (1,)
+    assert "training has ended without this rank" in failed.reason
+    assert core.closed
