@@ -22,6 +22,7 @@ from monarch import _spi
 from monarch._engine.runtime.proc.side_stream import Via
 from monarch.rdma import RDMABuffer, registry
 from monarch.rdma.memory import Memory
+from monarch.rdma.routes.stream import connection as stream_connection
 from monarch.rdma.routes.stream import message, server
 from monarch.rdma.routes.stream.message import REPLY, REQUEST, hello
 from monarch.rdma.table import PeerTable
@@ -36,6 +37,7 @@ class Reactor:
     def __init__(self) -> None:
         self.timers: list[Callable[[], None]] = []
         self.scratch = memoryview(bytearray(1 << 16))
+        self.reads = True
 
     def call_later(self, _: float, callback: Callable[[], None]) -> None:
         self.timers.append(callback)
@@ -47,7 +49,7 @@ class Reactor:
         self.ready = ready
 
     def watch(self, fd: int, *, reads: bool, writes: bool) -> None:
-        pass
+        self.reads = reads
 
     def unregister(self, fd: int) -> None:
         pass
@@ -180,6 +182,22 @@ def test_memory_that_is_dropped_while_it_is_read_is_shown_no_more(
     assert received[SIZE - 8 : SIZE] == bytes(8)
     _, kind, status, _ = REPLY.unpack_from(received, REPLY.size + SIZE)
     assert (kind, status) == (message.END, message.NOT_FOUND)
+
+
+def test_requests_of_a_peer_that_does_not_read_wait(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_connection, "_MOST_QUEUED", 8)
+    peer.ask(message.READ, 0, SIZE)  # blocks the socket
+    assert peer.reactor.reads
+    for _ in range(8):
+        peer.ask(message.READ, 0, 8)
+    assert not peer.reactor.reads
+    left = REPLY.size + SIZE + REPLY.size
+    while left > 0 or not peer.reactor.reads:
+        with contextlib.suppress(BlockingIOError):
+            left -= len(peer.sock.recv(1 << 20))
+        peer.reactor.ready(select.POLLOUT)
 
 
 @pytest.mark.parametrize("at_once", [True, False])

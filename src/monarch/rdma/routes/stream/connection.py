@@ -240,8 +240,7 @@ class Connection:
         if reason:
             self.close(reason)
             return
-        if not self._blocked:
-            self.flush()
+        self.flush()  # even if blocked: too many replies in the queue stop the receiving
         if self._tls is not None and not self.over and self._tls.pending():
             self._reactor.call_soon(self._read_on)
 
