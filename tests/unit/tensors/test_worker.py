@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import pickle
 import threading
@@ -372,3 +373,18 @@ def test_the_traceback_of_a_call_begins_in_the_function_of_the_user() -> None:
     for failed in here, bare:
         assert "in user" in str(failed.args)
         assert "begins_in_the_function" not in str(failed.args)
+
+
+@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize("kind", ["sum", "avg"])
+def test_a_reduction_writes_its_result_to_the_given_tensor(
+    worker: Worker, step: int, kind: str
+) -> None:
+    """Also if that tensor has gaps in memory."""
+    out = torch.zeros(2 * step)[::step]
+    worker.table.values[60] = out
+    spec = dataclasses.replace(SPEC, kind=kind)
+    worker.execute((REDUCE, NEW, X, 60, (), spec))
+    assert worker.failed() == []
+    assert out.tolist() == [1, 1]
+    assert worker.table.values[NEW] is out
