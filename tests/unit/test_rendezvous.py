@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from monarch._failover.rendezvous import answers, dismiss, jobs, knock, open_door
+from monarch._engine.runtime.io.reactor import Reactor
+from monarch._failover.rendezvous import Rendezvous, answers, dismiss, jobs, knock, open_door
 
 ACTS: list[Callable[[], object]] = [
     lambda: open_door("a"),
@@ -99,3 +102,29 @@ def test_a_door_that_cannot_be_opened_is_an_error(
     with pytest.raises(OSError, match="no room"):
         open_door("a")
     assert [sock.fileno() for sock in made] == [-1]
+
+
+@pytest.mark.parametrize("key", [b"k" * 32, b"x" * 32], ids=["right", "wrong"])
+def test_a_door_admits_who_knows_the_secret(folder: Path, key: bytes) -> None:
+    came: list[dict[str, Any]] = []
+
+    def knocked(sock: socket.socket, purpose: dict[str, Any]) -> None:
+        came.append(purpose)
+        sock.close()  # the job ends
+
+    reactor = Reactor()
+    reactor.scratch = memoryview(bytearray(4096))
+    sock, path = open_door("a")
+    door = Rendezvous(reactor, sock, path, b"k" * 32, knocked)
+    thread = threading.Thread(target=reactor.run)
+    thread.start()
+    try:
+        with pytest.raises(RuntimeError, match="just ended" if key == b"k" * 32 else "refused"):
+            knock("a", key, 30.0)
+    finally:
+        reactor.call_soon(door.close)
+        reactor.call_soon(reactor.stop)
+        thread.join()
+        reactor.close()
+    assert came == [{"job": "a", "pid": os.getpid()}] * (key == b"k" * 32)
+    assert not os.path.exists(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from monarch.config import configured
 from monarch.rdma import RDMABuffer, RdmaError, RdmaOwnerLost, RdmaPermissionError
 from monarch.rdma.memory import Memory
 from monarch.rdma.routes.lease import Lease, Lessee, Peer, claim, claimed
+from monarch.rdma.routes.nixl.route import _Job
 
 
 def test_a_revocation_waits_for_the_slices_that_are_under_way() -> None:
@@ -132,9 +134,26 @@ def test_a_forked_child_forgets_its_parents_leases(
 ) -> None:
     in_child: list[Callable[[], None]] = []
     monkeypatch.setattr(_spi, "when_forked", in_child.append)
+    monkeypatch.setattr(_spi, "when_gone", lambda *_: None)
     lessee = Lessee("test", lambda work: work(), lambda *_: None, Peer)
     peer = lessee.peer(buffer._handle)
     assert lessee.peer(buffer._handle) is peer
     for forget in in_child:
         forget()
     assert lessee.peer(buffer._handle) is not peer
+
+
+def test_a_transfer_by_nixl_that_waits_for_a_lease_ends_when_it_is_late() -> None:
+    """Not before, and not once it has the lease."""
+    job: Any = object.__new__(_Job)
+    job._outcome = job._posted = None
+    job._peer = types.SimpleNamespace(gone=False)
+    ended: list[bool] = []
+    job._end = lambda _, late: ended.append(late)
+    for waits, late in [(True, False), (False, True), (False, False)]:
+        job._waits, job.transfer = waits, types.SimpleNamespace(late=late)
+        assert not job._look(None)
+    assert ended == []
+    job._waits, job.transfer.late = True, True
+    assert job._look(None)
+    assert ended == [True]
