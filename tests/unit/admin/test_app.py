@@ -13,7 +13,7 @@ import pytest
 
 from monarch._admin.server import bind
 from monarch._engine.runtime.io.descriptors import raise_descriptor_limit
-from tests.unit.admin.jobs import TOKEN, FixedSource, Site, a_job, site
+from tests.unit.admin.jobs import TOKEN, FixedSource, Site, a_job, account, actor, diagnosis, site
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +73,13 @@ def test_lists_have_pages(served: Site) -> None:
     assert one["full_name"] == rows[0]["full_name"]
 
 
+def test_the_summary_counts_the_actors_of_each_state() -> None:
+    source = FixedSource(diagnosis(account(2, *(actor(f"a{uid}", uid) for uid in (20, 21, 22)))))
+    with site(source) as served:
+        counts = served.ask("/api/summary").json()["actor_counts"]
+    assert counts == {"total": 3, "by_status": {"idle": 3}, "system": 0}
+
+
 def test_settings_name_their_origin(served: Site) -> None:
     reply = served.ask(f"/v1/config/{quote('proc<2>@ipc://@2', safe='')}").json()
     changed = [row for row in reply["entries"] if row["changed_from_default"]]
@@ -88,6 +95,7 @@ def test_settings_name_their_origin(served: Site) -> None:
     [
         ("/v1/nobody", None, 404, "not_found"),
         ("/api/typo", None, 404, "not_found"),
+        ("/metrics", None, 404, "not_found"),
         ("/api/meshes/1", None, 404, "not_found"),
         ("/api/actors/1", None, 404, "not_found"),
         ("/v1/schema/typo", None, 404, "not_found"),

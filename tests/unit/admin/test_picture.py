@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import jsonschema
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openapi_spec_validator import validate
@@ -162,6 +164,21 @@ def test_an_unseen_actor_of_a_stopped_process_is_known_by_the_call_that_waits() 
     assert (row.name, row.state, row.endpoint, row.age) == ("other", "silent", "step", 2.0)
     edges = views.waits(found)["edges"]
     assert [(edge["from"], edge["to"]) for edge in edges] == [("script", row.reference)]
+
+
+@pytest.mark.parametrize(("processes", "told"), [(100, []), (101, ["and 1 further processes"])])
+def test_the_tree_has_a_hundred_processes_of_a_host_and_counts_the_others(
+    processes: int, told: list[str]
+) -> None:
+    found = picture(diagnosis(*(account(uid) for uid in range(2, 2 + processes))), 1000.0)
+    lines = tree(found, str).splitlines()
+    assert sum(bool(re.search(r"─ proc\d", line)) for line in lines) == 100
+    assert [line.strip() for line in lines if "further" in line] == told
+
+
+def test_a_trace_that_ends_with_a_frame_has_no_code_there() -> None:
+    (frame,) = views.frames_of('File "/nowhere/train.py", line 3, in step')
+    assert (frame["function"], frame["code"]) == ("step", "")
 
 
 def test_the_views_of_a_job_in_trouble() -> None:

@@ -96,8 +96,18 @@ def test_latencies(store: Store) -> None:
     assert [row[f"{name}_us"] for name in ("p50", "p95", "p99", "max")] == [50, 95, 99, 100]
     assert (row["queued_p50_us"], row["sampled"]) == (5, False)
     history = asyncio.run(Sql(store).history(3600.0, 10, "train"))
-    assert sum(history["series"][0]["count"]) == 100
+    assert history["series"][0]["count"] == [0] * 9 + [100]
     assert asyncio.run(Sql(store).history(3600.0, 10, "other"))["series"] == []
+
+
+def test_a_store_without_messages_has_no_activity() -> None:
+    pytest.importorskip("duckdb")
+    store = Store(64 << 20, 3600.0, "duckdb")
+    try:
+        activity = asyncio.run(Sql(store).activity(3))
+    finally:
+        store.close()
+    assert activity == {"start_us": 0, "end_us": 0, "total": 0, "buckets": [0, 0, 0]}
 
 
 @pytest.mark.parametrize(
@@ -147,6 +157,10 @@ def test_the_routes_over_a_store(store: Store) -> None:
         rows = [*first.json(), *second.json()]
         assert len({row["id"] for row in rows}) == len(rows) == 101
         assert all(isinstance(row["to_actor_id"], str) for row in rows)
+        assert len(served.ask("/api/messages?to_actor_id=100&limit=500").json()) == 101
+        assert served.ask("/api/messages?to_actor_id=101").json() == []
+        (sent,) = served.ask("/api/sent_messages").json()
+        assert sent["timestamp_us"] == NOW  # a number, which is no id
         assert len(served.ask("/api/actors/100/messages").json()) == 101
         assert [
             row["new_status"] for row in served.ask("/api/actors/100/status_events").json()
