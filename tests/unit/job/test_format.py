@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch.job import JobState, JobTrait, job_load, job_loads, savable
-from monarch.job.batch import BatchJob
+from monarch.job.batch import BATCH_VARIABLE, BatchJob
 
 
 @savable
@@ -281,3 +281,19 @@ def test_attributes_of_any_type_are_an_error_or_a_job(value: Any, name: str) -> 
 def test_any_bytes_are_refused(content: bytes) -> None:
     with pytest.raises(ValueError, match=r"^it "):
         job_loads(content)
+
+
+def test_a_batch_job_serves_its_own_script_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = BatchJob(AJob())
+    at_exit: list[Any] = []
+    monkeypatch.setattr("monarch.job.batch.atexit.register", at_exit.append)
+    monkeypatch.delenv(BATCH_VARIABLE, raising=False)
+    monkeypatch.setattr(AJob, "_is_running", lambda self: True)
+    with pytest.raises(RuntimeError, match="a batch job that still runs, for its own script"):
+        job.can_run(AJob())
+    monkeypatch.setattr(AJob, "_is_running", lambda self: False)
+    assert not job.can_run(AJob())
+    assert at_exit == []
+    monkeypatch.setenv(BATCH_VARIABLE, "1")
+    assert job.can_run(AJob())
+    assert at_exit == [job._kill]

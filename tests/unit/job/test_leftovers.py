@@ -13,7 +13,8 @@ import pytest
 from monarch.job import leftovers as module
 from monarch.job.folder import make_folder, note, remove_folder
 from monarch.job.host_log import former, rotate
-from monarch.job.leftovers import Leftover, job_folders, leftovers, remove
+from monarch.job.leftovers import Leftover, host_processes, job_folders, leftovers, remove
+from monarch.job.os_process import OsProcess
 from monarch.job.users import join, part
 
 
@@ -263,3 +264,15 @@ def test_kubernetes_is_asked(
     leftover.note_objects(str(folder), "ml", "/some/config", [secret])
     assert leftovers() == [Leftover("directory", str(folder))] * left
     assert asked == [("ml", Path("/some/config")), (manifests.SECRET, "a-secret"), "closed"]
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="processes are found by /proc")
+def test_only_processes_of_this_user_are_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root can read what the processes of others are."""
+    contents = {"cmdline": module._HOST, "environ": b"A=1\0" + module._SECRET + b"/job/secret\0"}
+    monkeypatch.setattr(module, "_content", lambda number, what: contents[what])
+    monkeypatch.setattr("os.listdir", lambda path: ["self", str(os.getpid())])
+    assert host_processes() == [(OsProcess.of(os.getpid()), "/job")]
+    user = os.getuid()
+    monkeypatch.setattr("os.getuid", lambda: user + 1)
+    assert host_processes() == []

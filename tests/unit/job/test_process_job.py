@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import pytest
 
 from monarch.job import ProcessJob, lifeline
 from monarch.job import process as process_job
-from monarch.job.os_process import OsProcess, wait_for
+from monarch.job.os_process import OsProcess, wait_for, watch
 
 FORKS_AT_ITS_END = """
 import os, signal
@@ -71,23 +73,64 @@ def test_a_replaced_host_outlives_the_script_as_the_others_do(
     job._folder = str(tmp_path)
     old = subprocess.Popen(["true"])
     old.wait()
-    job._hosts = {"hosts": [("ipc:///nowhere/0", OsProcess(old.pid))]}
+    job._hosts = {"hosts": [("ipc:///nowhere/old", OsProcess(old.pid))]}
     other_line = lifeline.add(job._folder)
     if stays:
         lifeline.release(job._folder)
     lines = []
+    started: list[subprocess.Popen[bytes]] = []
 
     def start(name: str, number: int) -> Any:
         assert (name, number) == ("hosts_0", 0)
         lines.append(lifeline.add(job._folder))
-        return "ipc:///nowhere/0", subprocess.Popen(["true"]), lines[0][0]
+        started.append(subprocess.Popen(["true"]))
+        return "ipc:///nowhere/new", started[0], lines[0][0]
 
     monkeypatch.setattr(job, "_start", start)
     monkeypatch.setattr(job, "_await", lambda number, line: None)
-    assert job._replace_host("ipc:///nowhere/0") == "ipc:///nowhere/0"
+    assert job._replace_host("ipc:///nowhere/old") == "ipc:///nowhere/new"
+    ((address, process),) = job._hosts["hosts"]
+    assert (address, process.pid) == ("ipc:///nowhere/new", started[0].pid)
     theirs = lines[0][1]
     assert bool(select.select([theirs], [], [], 0)[0]) == stays
     lifeline.cut(job._folder)
     assert lifeline.outlived(theirs) is not stays
     for line in (theirs, other_line[1]):
         line.close()
+
+
+def test_a_job_serves_only_what_asks_for_the_same() -> None:
+    def described(hosts: int = 1, mode: str = "fast", minor: int = 12) -> Any:
+        job: Any = ProcessJob({"hosts": hosts}, env={"MODE": mode})
+        job._python = (3, minor)
+        return job
+
+    job = described()
+    assert not job.can_run(described())  # it has no hosts yet
+    job._hosts = {"hosts": [("ipc:///nowhere/0", OsProcess.of(os.getpid()))]}
+    assert job.can_run(described())
+    assert job._differs(described()) == ""
+    for spec, why in [
+        (described(hosts=2), "meshes"),
+        (described(mode="slow"), "variables: other MODE"),
+        (described(minor=13), "Python: 3.12 -> 3.13"),
+    ]:
+        assert not job.can_run(spec)
+        assert why in job._differs(spec)
+
+
+@pytest.mark.parametrize(("command", "told"), [("exit 3", True), ("exit 0", False)])
+def test_an_unexpected_exit_of_a_worker_is_logged(
+    command: str, told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = set(threading.enumerate())
+    process = subprocess.Popen(["sh", "-c", f"read line; {command}"], stdin=subprocess.PIPE)
+    watch(process)
+    started = set(threading.enumerate()) - before
+    (watching,) = [thread for thread in started if thread.name == "monarch-job-watch"]
+    with caplog.at_level(logging.WARNING):
+        assert process.stdin is not None
+        process.stdin.close()
+        watching.join()
+    said = f"worker process {process.pid} of a job ended with status 3"
+    assert caplog.messages == [said] * told

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from monarch.job.nodes import SECRET_VARIABLE, NodesJob
 from monarch.job.rank import Rank, find_rank, meeting_point
 
 PAIRS = {
@@ -69,3 +70,22 @@ def test_open_mpi_says_nothing_about_other_hosts() -> None:
     environ = {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "12"}
     assert meeting_point(environ, Rank(0, 2, "Open MPI")).startswith("127.0.0.1:2")
     assert meeting_point(environ, Rank(0, 4, "Open MPI")) == ""
+
+
+@pytest.mark.parametrize(
+    ("rendezvous", "address"),
+    [
+        ("localhost:22300", "tcp://127.0.0.1:0"),
+        ("[::1]:22300", "tcp://127.0.0.1:0"),
+        ("node1:22300", "tcp://*:0"),
+        ("10.0.0.1:22300", "tcp://*:0"),
+    ],
+)
+def test_workers_listen_at_loopback_only_if_they_meet_there(
+    rendezvous: str, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in zip(PAIRS["torchrun"], ("0", "2"), strict=True):
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv(SECRET_VARIABLE, raising=False)
+    job = NodesJob.from_environment(rendezvous=rendezvous)
+    assert job._address == address

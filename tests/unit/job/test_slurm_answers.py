@@ -129,6 +129,8 @@ def test_text() -> None:
     assert state == SlurmState(("PENDING",), "Nodes required|down", node_count=2)
     state = state_of_text("7|RUNNING|None|2|n[0-1]\n", 7)
     assert state == SlurmState(("RUNNING",), "None", nodes=("n0", "n1"), node_count=2)
+    state = state_of_text("7|RUNNING|None|N/A|n0\n", 7)
+    assert state == SlurmState(("RUNNING",), "None", nodes=("n0",))
     for wrong in ("hello", "7|DANCING|None|2|n0"):
         with pytest.raises(ValueError, match=r"."):
             state_of_text(wrong, 7)
