@@ -32,3 +32,20 @@ def test_the_exit_of_a_rank_is_reported_after_all_that_it_wrote() -> None:
     assert process.exited.is_set()
     for read in ranks._pipes:
         os.close(read)
+
+
+def test_hidden_output_is_sent_only_of_stderr() -> None:
+    """The launch says the last lines of stderr when a rank fails, though it showed none."""
+    reported: list[Any] = []
+    ranks: Any = object.__new__(HostRanks)
+    ranks._port = SimpleNamespace(send=reported.append)
+    ranks._pipes = {}
+    process = _Process(0, 0, 0, 0, None)
+    for stream in (1, 2):
+        read, write = os.pipe()
+        ranks._pipes[read] = _Pipe(process, stream, False, None)
+        os.write(write, SAID)
+        os.close(write)
+        assert ranks._read_pipe(read)
+        os.close(read)
+    assert reported == [Output(0, 0, 2, SAID, False)]

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from monarch.spmd.torchrun import Launch, parse_torchrun
+from monarch.spmd.torchrun import Launch, parse_command, parse_torchrun
 from monarch.spmd.variables import torchrun_variables
 
 
@@ -51,6 +51,20 @@ def test_options(words: list[str], expected: dict[str, object]) -> None:
     assert found == {**vars(Launch(("train.py",), least=0, most=0)), **expected}
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["python", "-m", "torchrun", "-m", "train"], {"kind": "module"}),
+        (["python", "-m", "torch.distributed.run", "train"], {}),
+        (["python", "-m", "train"], {"kind": "module"}),
+        (["python", "train", "torchrun"], {"program": ("train", "torchrun")}),
+    ],
+)
+def test_commands(words: list[str], expected: dict[str, object]) -> None:
+    found = vars(parse_command(words))
+    assert found == {**vars(Launch(("train",), least=0, most=0)), **expected}
+
+
 def test_variables_stand_for_options() -> None:
     launch = parse_torchrun(["train.py"], {"PET_NPROC_PER_NODE": "3", "PET_STANDALONE": "1"})
     assert launch.per_host == 3
@@ -62,6 +76,8 @@ def test_variables_stand_for_options() -> None:
     [
         ([], "no script or module"),
         (["--nope", "x"], "--nope"),
+        (["--help", "x"], "--help"),
+        (["--max-rest=1", "x"], "--max-rest"),
         (["--nproc-per-node=x", "x"], "--nproc-per-node must be a number, not 'x'"),
         (["--nproc-per-node=0", "x"], "--nproc-per-node must be at least 1"),
         (["--nnodes=0", "x"], "--nnodes must be at least 1"),
