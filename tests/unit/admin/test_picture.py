@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from typing import Any
@@ -17,7 +18,7 @@ from monarch._admin.nodes import node, tree
 from monarch._admin.openapi import document, json_schema, skill
 from monarch._admin.picture import Picture, picture
 from monarch._admin.snapshots import snapshot
-from monarch._admin.stream import changes
+from monarch._admin.stream import Stream, changes
 from monarch._store.tables import PLAIN
 from tests.unit.admin.jobs import a_job, account, actor, diagnosis, doing, ended
 
@@ -230,3 +231,26 @@ def test_the_text_for_tools_names_what_is_there() -> None:
     assert "Telemetry is off" in text
     assert "{TLS}" not in text
     assert len(text) < 8000
+
+
+def test_readers_learn_since_when_the_script_is_silent() -> None:
+    sent: list[tuple[str, Any]] = []
+    pictures: Any = FixedPictures(picture(a_job(), 1000.0))
+    stream: Any = Stream(pictures, None)
+    stream._send = lambda kind, data, actors: sent.append((kind, data))
+    for since in (None, 12.5, 12.5, None):
+        pictures.stale_since = since
+        asyncio.run(stream._step())
+    assert sent == [("stale", {"since_us": 12_500_000}), ("fresh", {})]
+
+
+class FixedPictures:
+    def __init__(self, found: Picture) -> None:
+        self._found = found
+        self.stale_since: float | None = None
+
+    def is_stale(self) -> bool:
+        return self.stale_since is not None
+
+    async def get(self) -> Picture:
+        return self._found

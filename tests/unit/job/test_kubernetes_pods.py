@@ -10,6 +10,8 @@ from hypothesis import strategies
 
 pytest.importorskip("kubernetes", reason="needs the client of Kubernetes")
 
+from monarch.job.kubernetes.cluster import Cluster, ClusterError
+from monarch.job.kubernetes.manifests import SECRET
 from monarch.job.kubernetes.pods import MeshPods, read_pod
 
 RANK = "rank"
@@ -202,3 +204,19 @@ def test_events_and_lists_lead_to_the_same_as_the_last_state(
                 expected[int(label)] = each["metadata"]["name"]
         assert serving(pods) == expected
         assert pods.missing == [rank for rank in (0, 1) if rank not in expected]
+
+
+@pytest.mark.parametrize("reason", ["NotFound", "Conflict", "Forbidden"])
+def test_an_object_that_cannot_be_deleted_is_an_error_unless_it_is_gone(
+    reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ClusterError("no", 400, reason)
+
+    cluster = object.__new__(Cluster)
+    monkeypatch.setattr(cluster, "_object", refuse)
+    if reason == "Forbidden":
+        with pytest.raises(ClusterError, match="no"):
+            cluster.delete(SECRET, "a", "uid")
+    else:
+        assert not cluster.delete(SECRET, "a", "uid")
