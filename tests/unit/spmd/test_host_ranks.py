@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from monarch.spmd.host_ranks import Exited, HostRanks, Output, _Pipe, _Process
+from monarch.spmd.torchrun import Launch
 
 SAID = b"last words"
 
@@ -49,3 +53,21 @@ def test_hidden_output_is_sent_only_of_stderr() -> None:
         assert ranks._read_pipe(read)
         os.close(read)
     assert reported == [Output(0, 0, 2, SAID, False)]
+
+
+@pytest.mark.parametrize(("kind", "count"), [("script", 3), ("module", 3), ("command", 2)])
+def test_a_command_gets_its_output_and_no_connection_to_the_host(kind: str, count: int) -> None:
+    given: list[int] = []
+    ranks: Any = object.__new__(HostRanks)
+    ranks._launch = Launch(("train",), kind=kind)
+    ranks._keys = itertools.count()
+    ranks._pipes, ranks._controls = {}, {}
+    woken, ranks._waking = os.pipe()
+    ranks._fork = lambda process, *more: given.extend(more[-1])
+    ranks._start_process(0, SimpleNamespace(rank=0, local_rank=0), {})
+    assert len(given) == count
+    assert len(ranks._controls) == count - 2
+    for process in ranks._controls.values():
+        process.control.close()
+    for fd in (*ranks._pipes, woken, ranks._waking):
+        os.close(fd)

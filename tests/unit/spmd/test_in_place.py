@@ -211,3 +211,8 @@ def test_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_patience_is_positive(patience: float) -> None:
     with pytest.raises(ValueError, match="patience must be a positive number of seconds"):
         restarts(patience=patience)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGRTMIN"), reason="there are no such signals")
+def test_the_signal_is_one_without_a_meaning() -> None:
+    assert signal.SIGRTMIN < _SIGNAL < signal.SIGRTMAX
