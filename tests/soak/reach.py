@@ -1,7 +1,7 @@
 """The map of the mutation tests: which tests reach a line of the package.
 
 `draw` runs the quick tests of one process once under coverage, with the present test as coverage's
-context: they are known for each line. The tests of `tests/integration` run with probes in all
+context: they are known for each line. The tests of `tests/integration` and `tests/docs` run with probes in all
 processes (`everywhere.py`): they are known for each block. Tests that fail then are left out.
 """
 
@@ -25,7 +25,7 @@ from everywhere import ENTERED, PACKAGE, ROOT, begin, blocks, environment, forge
 __all__ = ["Reach", "draw", "draw_far"]
 
 RINGS = ("unit", "protocol", "sim")
-FAR = "integration"
+FAR = ("integration", "docs")
 OUTLIVES = ("mount", "workspace_places", "odd_file_systems", "networks", "gateway", "slurm", "ssh")
 OUTLIVES += ("out_of_memory",)
 """Parts of the names of files whose tests leave something that is no process if they are killed."""
@@ -158,7 +158,7 @@ def draw(file: Path, room: Path, jobs: int) -> None:
 
 def draw_far(file: Path, room: Path, jobs: int) -> None:
     """Run the tests of `FAR` with probes, and write which enter a block; 0: one of the file."""
-    found = (ROOT / "tests" / FAR).rglob("test_*.py")
+    found = [path for ring in FAR for path in (ROOT / "tests" / ring).rglob("test_*.py")]
     files = [path for path in found if not any(part in str(path) for part in OUTLIVES)]
     (room / "probes").mkdir()
     seconds = _share(_run_far, files, room, jobs)
