@@ -1,8 +1,9 @@
 """The map of the mutation tests: which tests reach a line of the package.
 
 `draw` runs the quick tests of one process once under coverage, with the present test as coverage's
-context: they are known for each line. The tests of `tests/integration` and `tests/docs` run with probes in all
-processes (`everywhere.py`): they are known for each block. Tests that fail then are left out.
+context: they are known for each line. The tests of `tests/integration` and `tests/docs` run with
+probes in all processes (`everywhere.py`): they are known for each block. Tests that fail then are
+left out.
 """
 
 from __future__ import annotations
