@@ -45,7 +45,7 @@ import hypothesis
 import pytest
 from everywhere import PACKAGE, ROOT, begin, environment
 from mutant import KINDS, mutants
-from reach import Reach, draw, draw_far
+from reach import FAR_FEW, FAR_MANY, Reach, draw, draw_far
 
 OUT = ROOT / "out" / "mutants"
 MAP, FAR_MAP = OUT / "map.json", OUT / "far.json"
@@ -390,7 +390,9 @@ def main() -> None:
     parser.add_argument("--files", nargs="*", help="only files whose path ends so")
     parser.add_argument("--kinds", nargs="*", choices=KINDS, help="only mutants of these kinds")
     parser.add_argument("--sample", type=int, help="so many mutants")
-    parser.add_argument("--survivors", action="store_true", help="try those of the shard again")
+    parser.add_argument(
+        "--survivors", action="store_true", help="try those of the shard again, with more tests"
+    )
     parser.add_argument("--minutes", type=float, default=55.0, help="start none after that")
     parser.add_argument(
         "--jobs", type=int, default=2 * (os.cpu_count() or 1), help="at the same time"
@@ -436,7 +438,8 @@ def _run(options: argparse.Namespace, room: Path) -> None:
         name = f"shard-{shard}-{of}"
     OUT.mkdir(parents=True, exist_ok=True)
     file = OUT / f"{name}.json"
-    trial = Trial(Reach(MAP, FAR_MAP), options.jobs, room, file)
+    reach = Reach(MAP, FAR_MAP, FAR_MANY if options.survivors else FAR_FEW)
+    trial = Trial(reach, options.jobs, room, file)
     if options.shard and file.exists():
         before = {place_of(result).key(): result for result in json.loads(file.read_text())}
         known = {place.key() for place in todo} & before.keys()

@@ -36,15 +36,16 @@ SELECTION += ["-W", "ignore:Module already imported"]
 # than this number of seconds under coverage, which takes two or three times as long.
 SECONDS = 10.0
 MOST = 100
-# The same for tests of `FAR`, whose seconds are a mutant's, too.
-FAR_SECONDS = 15.0
-FAR_MOST = 5
+# Tests of `FAR`, whose seconds are a mutant's, too, for each mutant, and for those that are tried
+# again since they have survived.
+FAR_FEW = 5, 15.0
+FAR_MANY = 40, 60.0
 
 
 class Reach:
     """The map that `draw` and `draw_far` have made."""
 
-    def __init__(self, file: Path, far: Path) -> None:
+    def __init__(self, file: Path, far: Path, limits: tuple[int, float]) -> None:
         try:
             found = json.loads(file.read_text())
         except FileNotFoundError:
@@ -54,6 +55,7 @@ class Reach:
         self._lines: dict[str, dict[str, int]] = found["lines"]
         found = json.loads(far.read_text()) if far.exists() else {"tests": [], "blocks": {}}
         self._far: list[tuple[str, float]] = found["tests"]
+        self._limits = limits
         self._blocks: dict[str, dict[str, list[int]]] = found["blocks"]
         self._seconds: dict[str, float] = dict(self._near + self._far)
         self._spans: dict[str, list[tuple[int, int]]] = {}
@@ -63,7 +65,14 @@ class Reach:
         number = self._lines.get(file, {}).get(str(line))
         near = [] if number is None else [self._near[test][0] for test in self._sets[number]]
         far = self._blocks.get(file, {}).get(str(self._block(file, line)), [])
-        return near + [self._far[test][0] for test in far]
+        most, left = self._limits
+        for number in far[:most]:
+            test, seconds = self._far[number]
+            left -= seconds
+            if left < 0:
+                break
+            near.append(test)
+        return near
 
     def _block(self, file: str, line: int) -> int:
         """Return the first line of the innermost block with this line; 0 if it is in none."""
@@ -163,28 +172,24 @@ def draw_far(file: Path, room: Path, jobs: int) -> None:
     files = [path for path in found if not any(part in str(path) for part in OUTLIVES)]
     (room / "probes").mkdir()
     seconds = _share(_run_far, files, room, jobs)
+    file.write_text(json.dumps(_far_summary(room / "probes" / ENTERED, seconds)))
+    print(f"{len(seconds):,} tests with several processes")
+
+
+def _far_summary(entered: Path, seconds: dict[str, float]) -> dict[str, Any]:
     of: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for line in (room / "probes" / ENTERED).read_text().splitlines():
+    for line in entered.read_text().splitlines():
         test, path, number = line.split("\t")
-        if test in seconds:
+        if seconds.get(test, sys.maxsize) <= FAR_FEW[1]:
             of[path, number].add(test)
             of[path, "0"].add(test)
     breadth = Counter(test for tests in of.values() for test in tests)
-    quick = [test for test in seconds if seconds[test] <= FAR_SECONDS]
-    ranked = sorted(quick, key=lambda test: (breadth[test], test))
+    ranked = sorted(breadth, key=lambda test: (breadth[test], test))
     place = {test: number for number, test in enumerate(ranked)}
-    found_by: dict[str, dict[str, list[int]]] = defaultdict(dict)
+    blocks_of: dict[str, dict[str, list[int]]] = defaultdict(dict)
     for (path, number), tests in of.items():
-        left, few = FAR_SECONDS, list[int]()
-        for test in sorted(place[test] for test in tests if test in place):
-            left -= seconds[ranked[test]]
-            if left < 0 or len(few) == FAR_MOST:
-                break
-            few.append(test)
-        found_by[path][number] = few
-    tests = [(test, seconds[test]) for test in ranked]
-    file.write_text(json.dumps({"tests": tests, "blocks": found_by}))
-    print(f"{len(seconds):,} tests enter {len(of):,} blocks")
+        blocks_of[path][number] = sorted(place[test] for test in tests)[: FAR_MANY[0]]
+    return {"tests": [(test, seconds[test]) for test in ranked], "blocks": blocks_of}
 
 
 def _share(
