@@ -227,7 +227,7 @@ class Trial:
         self._running: dict[int, Run] = {}
         self._sound: dict[str, bool] = {}  # tests that failed -> whether they pass without a change
         self._doubted: dict[str, list[tuple[Run, str]]] = defaultdict(list)
-        self.results: list[dict[str, Any]] = []
+        self.results: dict[tuple[Any, ...], dict[str, Any]] = {}  # by the keys of their places
 
     def run(self, todo: list[Place], until: float) -> None:
         """Run these mutants in this order; start none after `until`."""
@@ -255,8 +255,8 @@ class Trial:
 
     def write(self) -> None:
         """Write the results so far, and say how many there are of each."""
-        self._file.write_text(json.dumps(self.results, indent=1))
-        outcomes = Counter(result["outcome"] for result in self.results)
+        self._file.write_text(json.dumps([*self.results.values()], indent=1))
+        outcomes = Counter(result["outcome"] for result in self.results.values())
         print(f"{len(self.results):,} mutants:", dict(outcomes), flush=True)
 
     def _try(self, place: Place) -> None:
@@ -297,7 +297,7 @@ class Trial:
             self._try(run.place)
 
     def _note(self, place: Place, outcome: str, test: str) -> None:
-        self.results.append({**place._asdict(), "outcome": outcome, "test": test})
+        self.results[place.key()] = {**place._asdict(), "outcome": outcome, "test": test}
         if not test:
             where = f"{place.file}:{place.line}: {place.scope}"
             print(f"{where}: {place.kind}: {place.text}: {outcome}", flush=True)
@@ -360,8 +360,8 @@ def table(results: list[dict[str, Any]], made: Counter[str]) -> str:
         text = result["text"].replace("|", "\\|").replace("`", "'")
         place = f"{result['file']}:{result['scope']}"
         reason = why.get((place, result["text"]), "")
-        if result["outcome"] == "not reached" and not reason:
-            reason = "(not reached)"
+        if not reason:
+            reason = "(not reached)" if result["outcome"] == "not reached" else "(open)"
         lines.append(f"| `{place}` | `{text}` | {reason} |")
     return "\n".join(lines) + "\n"
 
@@ -442,12 +442,11 @@ def _run(options: argparse.Namespace, room: Path) -> None:
     trial = Trial(reach, options.jobs, room, file)
     if options.shard and file.exists():
         before = {place_of(result).key(): result for result in json.loads(file.read_text())}
-        known = {place.key() for place in todo} & before.keys()
+        trial.results.update((key, before[key]) for key in map(Place.key, todo) if key in before)
+        left = {place.key() for place in todo} - before.keys()
         if options.survivors:
-            todo = [place for place in todo if place.key() in known]
-            known = {key for key in known if before[key]["outcome"] in NOTICED}
-        trial.results += [before[key] for key in known]
-        todo = [place for place in todo if place.key() not in known]
+            left = {key for key, was in trial.results.items() if was["outcome"] not in NOTICED}
+        todo = [place for place in todo if place.key() in left]
     todo = todo[: options.sample]
     print(f"{len(todo):,} mutants to try in at most {options.minutes:.0f} minutes", flush=True)
     gc.freeze()

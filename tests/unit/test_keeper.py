@@ -1,4 +1,4 @@
-"""What an agent does with a job that may outlive its driver, and what it answers to a claim."""
+"""An agent of a job that may outlive its driver, and its answers to a claim."""
 
 from __future__ import annotations
 

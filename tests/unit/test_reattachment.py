@@ -1,4 +1,4 @@
-"""What a script takes over: all hosts of the job, and the meshes with their failures."""
+"""A script takes over a job: all hosts of the job, and the meshes with their failures."""
 
 from __future__ import annotations
 

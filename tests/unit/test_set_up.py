@@ -1,4 +1,4 @@
-"""`.ci/set_up.py` installs by uv with what pip is told, and by pip where uv does not work."""
+"""`.ci/set_up.py` installs by uv, from the indexes of pip, and by pip where uv does not work."""
 
 from __future__ import annotations
 

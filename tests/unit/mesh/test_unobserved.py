@@ -1,4 +1,4 @@
-"""The report of errors that nobody read: each kind is printed once, and counted after that."""
+"""The report of errors whose results were never read: each kind is printed once, then counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a launch from the command line adds to the variables of its ranks."""
+"""The variables that a launch from the command line gives its ranks."""
 
 from __future__ import annotations
 

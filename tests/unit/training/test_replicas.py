@@ -1,4 +1,4 @@
-"""What a script waits for after the loss of a rank, and a rank at the end of a step or of all."""
+"""The waits of a script after the loss of a rank, and of a rank at the end of a step or of all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is recorded of a call of an endpoint."""
+"""The record of a call of an endpoint."""
 
 from __future__ import annotations
 

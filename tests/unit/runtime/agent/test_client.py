@@ -1,4 +1,4 @@
-"""What a client tells its new host agent to import ahead for the processes of its meshes."""
+"""The modules that a new host agent imports ahead for the processes of meshes."""
 
 from __future__ import annotations
 

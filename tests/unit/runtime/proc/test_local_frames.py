@@ -1,4 +1,4 @@
-"""What a process sends to itself arrives as the same frames as from elsewhere."""
+"""A message of a process to itself arrives as the same frames as from elsewhere."""
 
 from __future__ import annotations
 
