@@ -405,10 +405,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="mutants-") as room:
         if options.map:
             OUT.mkdir(parents=True, exist_ok=True)
+            keep_orphans()
             for number, (part, file) in enumerate([(draw, MAP), (draw_far, FAR_MAP)]):
                 place = Path(room) / str(number)
                 place.mkdir()
                 part(file, place, options.jobs)
+                end_orphans(set())
         elif options.report:
             report()
         else:
