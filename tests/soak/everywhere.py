@@ -1,7 +1,7 @@
 """Change modules of the package in each Python process that a test starts, by an import hook.
 
 `environment` returns the variables with which the processes below this one import this module at
-their start. What it does there is one of two:
+their start. The variables name one of two changes:
 
     mutant FILE NUMBER         load that mutant in place of the module
     probes DIRECTORY CURRENT   note each block that is entered, and the test of the file CURRENT

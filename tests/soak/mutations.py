@@ -11,8 +11,8 @@ one that no test reaches: either the change breaks no promise, or a test is miss
 counts only if that test passes by itself without the change, in the same way.
 
 No file is changed: a fork of this process, and each Python that its tests start, compiles the
-mutant in place of the module. The order of the mutants is even, over packages and kinds, wherever
-it is cut off.
+mutant in place of the module. The order of the mutants is random and the same each time, so what
+was tried is an even sample, wherever it is cut off.
 
 Rejected: cosmic-ray, which works with this project. It edits the file in place, starts Python and
 pytest for each mutant (which takes ten times as long), and leaves no statement out.

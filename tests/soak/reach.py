@@ -14,7 +14,7 @@ import os
 import sys
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -100,8 +100,7 @@ def _summary(data: coverage.CoverageData, seconds: dict[str, float]) -> dict[str
     of_file = {
         path: {test for tests in found.values() for test in tests} for path, found in lines.items()
     }
-    breadth = Counter(test for tests in of_file.values() for test in tests)
-    ranked = sorted(seconds, key=lambda test: (breadth[test], seconds[test], test))
+    ranked = _specific_first(of_file.values(), seconds)
     place = {test: number for number, test in enumerate(ranked)}
     sets: dict[tuple[int, ...], int] = {}
 
@@ -122,6 +121,12 @@ def _summary(data: coverage.CoverageData, seconds: dict[str, float]) -> dict[str
         }
     tests = [(test, seconds[test]) for test in ranked]
     return {"tests": tests, "sets": list(sets), "lines": by_line}
+
+
+def _specific_first(reached: Iterable[Collection[str]], seconds: Mapping[str, float]) -> list[str]:
+    """Sort tests by how many of the places they reach."""
+    breadth = Counter(test for tests in reached for test in tests)
+    return sorted(seconds, key=lambda test: (breadth[test], seconds[test], test))
 
 
 class _Tests:
@@ -177,14 +182,14 @@ def draw_far(file: Path, room: Path, jobs: int) -> None:
 
 
 def _far_summary(entered: Path, seconds: dict[str, float]) -> dict[str, Any]:
+    quick = {test: count for test, count in seconds.items() if count <= FAR_FEW[1]}
     of: dict[tuple[str, str], set[str]] = defaultdict(set)
     for line in entered.read_text().splitlines():
         test, path, number = line.split("\t")
-        if seconds.get(test, sys.maxsize) <= FAR_FEW[1]:
+        if test in quick:
             of[path, number].add(test)
             of[path, "0"].add(test)
-    breadth = Counter(test for tests in of.values() for test in tests)
-    ranked = sorted(breadth, key=lambda test: (breadth[test], test))
+    ranked = _specific_first(of.values(), quick)
     place = {test: number for number, test in enumerate(ranked)}
     blocks_of: dict[str, dict[str, list[int]]] = defaultdict(dict)
     for (path, number), tests in of.items():

@@ -13,7 +13,7 @@ import pytest
 
 FILE = Path(__file__).resolve().parents[2] / ".ci" / "set_up.py"
 
-# Stands for the Python of an environment: writes what it is asked, and has no `$missing`.
+# Stands for the Python of an environment: logs its arguments, and fails if `$MISSING` is in them.
 PYTHON = """#!/bin/sh
 echo "$*" >>"$LOG"
 case "$*" in *"$MISSING"*) echo "no $MISSING"; exit 1 ;; esac
@@ -28,6 +28,16 @@ def set_up() -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a program beside whose file its arguments are logged."""
+    program = tmp_path / "python"
+    program.write_text(PYTHON)
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("LOG", str(tmp_path / "log"))
+    return program
 
 
 def test_uv_uses_the_indexes_of_pip(set_up: Any, tmp_path: Path) -> None:
@@ -58,28 +68,23 @@ def test_uv_uses_the_indexes_of_pip(set_up: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("missing", ["pip install uv", "uv pip install --python"])
 def test_pip_installs_where_uv_does_not(
     set_up: Any,
+    python: Path,
     missing: str,
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    python, log = tmp_path / "python", tmp_path / "log"
-    python.write_text(PYTHON)
-    python.chmod(python.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("LOG", str(log))
     monkeypatch.setenv("MISSING", missing)
     set_up.install("dev", python, "folder")
-    assert log.read_text().splitlines()[-1] == f"-m pip install --editable {FILE.parents[1]}[dev]"
+    assert (
+        python.with_name("log").read_text().splitlines()[-1]
+        == f"-m pip install --editable {FILE.parents[1]}[dev]"
+    )
     assert "Ready after" in capsys.readouterr().out
 
 
 def test_an_error_of_both_is_shown(
-    set_up: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    set_up: Any, python: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    python = tmp_path / "python"
-    python.write_text(PYTHON)
-    python.chmod(python.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("LOG", str(tmp_path / "log"))
     monkeypatch.setenv("MISSING", "install")
     with pytest.raises(SystemExit, match=r"no install\n(.|\n)*could not install pymonarch\[dev\]"):
         set_up.install("dev", python, "folder")

@@ -1,4 +1,4 @@
-"""What SkyPilot's objects say of requests and nodes."""
+"""The states of requests and the addresses of nodes, from SkyPilot's objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A host that is served by another worker: a time limit that has passed concerns nobody later."""
+"""A lost host is served by another worker: the time limit for that ends with the attempt."""
 
 from __future__ import annotations
 

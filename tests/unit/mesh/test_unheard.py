@@ -1,4 +1,4 @@
-"""Failures of its meshes that an actor has not heard of when it stops: the first unhandled one."""
+"""The failures that wait for an actor when it stops: the first that is not handled counts."""
 
 from __future__ import annotations
 

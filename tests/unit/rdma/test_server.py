@@ -202,7 +202,7 @@ def test_requests_of_a_peer_that_does_not_read_wait(
 
 @pytest.mark.parametrize("at_once", [True, False])
 def test_one_thread_at_a_time_sends(peer: Peer, at_once: bool) -> None:
-    """What several threads send is never mixed."""
+    """Bytes of one thread never stand between those of another."""
     connection = peer.server.sessions[1].connection
     alone: list[bool] = []
 

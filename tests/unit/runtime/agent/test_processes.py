@@ -14,7 +14,7 @@ from monarch._engine.runtime.agent.processes import Process, Processes
 
 
 def test_a_process_that_ended_before_its_start_was_reported_leaves_its_descriptors() -> None:
-    """The caller closes those that nobody took."""
+    """The caller closes the descriptors that are left."""
     audited: list[Any] = []
     unused: Any = None
     processes = Processes(unused, unused, unused, lambda event, **fields: audited.append(event))
