@@ -13,6 +13,10 @@ while it loads; variables that the user has set take precedence.
 
 An agent is never destroyed. Its destruction would close connections that a forked child shares with
 its parent; and when a process exits, the kernel releases everything.
+
+A process that has loaded the library exits without the destructors of C libraries: one that comes
+with the wheels crashes there (libnl's `rtnl_tc_unregister`, seen with nixl-cu13 1.5.1), and a
+script that has done its work would exit with SIGSEGV.
 """
 
 from __future__ import annotations
@@ -70,9 +74,22 @@ def library() -> Any:
         raise Unavailable("NIXL is not installed", REMEDY)
     try:
         with _environment(), _log_handlers_kept():
-            return importlib.import_module(f"{name}._bindings")
+            found = importlib.import_module(f"{name}._bindings")
     except ImportError as error:
         raise Unavailable(f"NIXL cannot be loaded: {error}", f"{REMEDY}, anew") from None
+    _exit_without_destructors()
+    return found
+
+
+def _exit_without_destructors() -> None:
+    """Have the process exit once all that was registered from here on is done, with its status.
+
+    The C library calls these functions last registered first, after the interpreter has ended: the
+    streams of C are flushed, then `_exit` gets the status.
+    """
+    libc = ctypes.CDLL(None)
+    libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)
+    libc.on_exit(ctypes.cast(libc.fcloseall, ctypes.c_void_p), None)
 
 
 @contextlib.contextmanager
