@@ -72,6 +72,7 @@ NEEDED = {
     "ping_pong": (),
     "rdma_parameter_server": ("numpy", "rich"),
     "rdma_ping_pong": (),
+    "replay_loader": ("torch", "matplotlib"),
     "simulate_step": ("torch",),
     "spmd_job": ("torch", "sklearn"),
     "torchft_groups": ("torchft",),
@@ -634,6 +635,24 @@ def test_parameter_server(tmp_path: Path) -> None:
 def test_parameter_server_fails_when_it_has_not_learned(tmp_path: Path) -> None:
     arguments = ("--workers", "1", "--steps", "1")
     done = example("parameter_server", *arguments, cwd=tmp_path, returncode=1)
+    assert "more --steps help" in done.stderr
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@needs(*NEEDED["replay_loader"])
+def test_replay_loader(tmp_path: Path) -> None:
+    out = example("replay_loader", "--steps", "300", cwd=tmp_path).stdout
+    assert "300 batches by 2 workers" in out
+    assert number(r"([\d.]+) at the end", out) <= 0.1
+    assert (tmp_path / "out" / "replay_loader.png").stat().st_size > 5_000
+
+
+@pytest.mark.torch
+@with_torch
+def test_replay_loader_fails_when_it_has_not_learned(tmp_path: Path) -> None:
+    arguments = ("--steps", "1", "--players", "1", "--workers", "0", "--no-picture")
+    done = example("replay_loader", *arguments, cwd=tmp_path, returncode=1)
     assert "more --steps help" in done.stderr
 
 

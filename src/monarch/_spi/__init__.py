@@ -117,8 +117,10 @@ if TYPE_CHECKING:
         take_settings,
     )
     from monarch._engine.runtime.agent.client import (
+        child_proc,
         client_proc,
         current_proc,
+        inheritance,
         save_handle,
         start_agent,
         succeed,
@@ -293,6 +295,7 @@ __all__ = [
     "call_later",
     "call_within",
     "check_constructor",
+    "child_proc",
     "client_proc",
     "come",
     "cpu_quota",
@@ -316,6 +319,7 @@ __all__ = [
     "greet_worker",
     "headline",
     "hook",
+    "inheritance",
     "instrument",
     "introduce",
     "is_engine_frame",
@@ -428,7 +432,8 @@ _NAMES = {
     "_engine.runtime.admission.public_name": "own_name",
     "_engine.runtime.admission.secret": "SecretError find_secret revoke settings_of take_settings",
     "_engine.runtime.agent.client": (
-        "client_proc current_proc save_handle start_agent succeed when_forked"
+        "child_proc client_proc current_proc inheritance save_handle start_agent succeed "
+        "when_forked"
     ),
     "_engine.runtime.direct.ticket": "Door Ticket come",
     "_engine.runtime.hosts.peer_host": "PeerHost",

@@ -106,6 +106,47 @@ def test_with_the_client_goes_everything(membership: Membership) -> None:
     assert ended(membership, 10) == [Kill([20])], "nobody is there to hear it"
 
 
+def test_a_proc_that_joins_is_a_child_of_the_member_that_started_it(
+    membership: Membership,
+) -> None:
+    """It ends with its parent, whose spawns end with it, and it is told of what it asks about."""
+    membership.join(20, 10)
+    assert membership.alive(20)
+    assert membership.is_ready(20)
+    assert spawn(membership, 20, 30) == []
+    assert membership.autopsy(20, 11, now=0.0) == []
+    assert ended(membership, 11) == [gone(CLIENT, (11, *KILLED)), gone(20, (11, *KILLED))]
+    assert membership.exited([20]) == [Kill([30])]
+    membership.join(21, 10)
+    assert membership.exited([10]) == [Kill([21])]
+
+
+def test_a_proc_that_has_joined_outlives_the_client(membership: Membership) -> None:
+    """It observes itself when its parent ends; a mere shutdown does not end it."""
+    membership.join(20, CLIENT)
+    assert membership.client_lost() == [Kill([10, 11, 12])]
+
+
+def test_a_proc_that_has_joined_is_not_given_up_by_its_parent(membership: Membership) -> None:
+    """Its parent did not spawn it, and merely hears that the connection is closed."""
+    membership.join(20, 10)
+    assert membership.autopsy(10, 20, now=0.0) == []
+    [notice] = membership.tick(ANSWER_WITHIN)
+    assert isinstance(notice, Tell)
+    assert notice.to == 10
+    assert membership.alive(20)
+
+
+@pytest.mark.parametrize(("uid", "parent"), [(10, CLIENT), (CLIENT, 10), (20, 99), (20, 12)])
+def test_only_a_living_member_has_a_child_join_with_a_new_uid(
+    membership: Membership, uid: int, parent: int
+) -> None:
+    ended(membership, 12)
+    with pytest.raises(ValueError, match="a process joins with a uid of its own"):
+        membership.join(uid, parent)
+    assert not membership.alive(20)
+
+
 def test_a_kill_spares_the_dead_and_the_client(membership: Membership) -> None:
     membership.exited([11])
     assert membership.kill([CLIENT, 10, 11, 99]) == [Kill([10])]

@@ -272,6 +272,11 @@ class Directory:
             return effects
         return [*self._publish([proc["uid"] for proc in procs], [self.here] * len(procs)), *effects]
 
+    def join(self, uid: int, parent: int, now: float) -> list[Effect]:
+        """Add a proc that a member of this host has started by itself; see `Membership.join`."""
+        self.membership.join(uid, parent)
+        return [*self._publish([uid], [self.here]), *self.started([uid], now)]
+
     def introduce(self, asker: int, to: int, now: float, stream: str = "") -> list[Effect]:
         """Pass the other end of a link, or of a `stream`, from member `asker` to `to`."""
         host = self.host_of(to)

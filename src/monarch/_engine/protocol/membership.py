@@ -19,6 +19,8 @@ Guarantees of a membership, whatever the order of its inputs:
   then a member that asks about the client is notified that it is away, and when it is back; the
   client's procs live on. The client is not notified of exits in that time: it asks after its
   return.
+* A proc may `join` that another member has started by itself. Its driver observes its exit by its
+  link, and knows no reason. It is not killed with the client, with which its driver ends, too.
 * A proc that replaces another (a restart) is announced to all members that interacted with the old
   one, after the notice of the old one's exit. Introductions to the old one go to the new one.
 
@@ -109,6 +111,7 @@ class _Member:
         "children",
         "exited",
         "guest",
+        "joined",
         "known",
         "launcher",
         "parent",
@@ -129,6 +132,7 @@ class _Member:
         self.patience = math.inf  # seconds that it may stay stopped
         self.stopped_at = math.inf
         self.guest = False  # lives on another host, whose agent watches and kills it
+        self.joined = False  # was started by its parent itself
         self.exited = False
         self.verdict: Verdict | None = None
         self.successor = 0
@@ -231,6 +235,17 @@ class Membership:
             if old.verdict is not None:
                 news.of_move(old)
         return [*self.kill(olds), *news.tell()]
+
+    def join(self, uid: int, parent: int) -> None:
+        """Add a proc that member `parent` has started by itself.
+
+        Raises ValueError if the parent is not alive, or the uid is not new.
+        """
+        if not self.alive(parent) or uid in self._members:
+            raise ValueError("a process joins with a uid of its own, while its parent is alive")
+        member = self._members[uid] = _Member(uid, parent, None, ready=True)
+        member.joined = True
+        self._members[parent].children[uid] = None
 
     def ready(self, uid: int) -> None:
         """Record that an executed command became a proc."""
@@ -390,7 +405,7 @@ class Membership:
     def client_lost(self) -> list[Effect]:
         """Report that the client has exited for good: all procs that it started are killed."""
         self._members[self.client].exited = True
-        return self.kill(list(self._members))
+        return self.kill([uid for uid, member in self._members.items() if not member.joined])
 
     def tick(self, now: float) -> list[Effect]:
         """Perform what is due by `now`."""
@@ -445,7 +460,7 @@ class Membership:
         """Answer a question that has been open for `ANSWER_WITHIN` seconds."""
         if member.exited or asker not in member.askers:
             return []  # already answered, or `ended` will answer it
-        if asker == member.parent:
+        if asker == member.parent and not member.joined:
             # The owner can no longer reach the proc, not even to stop it.
             return self._condemn(member, _CLOSED.error)
         # A live proc that closed a link misbehaves only towards that peer, which must not wait.

@@ -33,7 +33,7 @@ from monarch._engine.transport.frame_link import Waiting
 from monarch._engine.transport.loan import Loan
 from monarch._engine.wire.frame import MARK, Frame, FrameReader, pack
 
-__all__ = ["CastLink", "Link", "mark"]
+__all__ = ["CastLink", "InheritedLink", "Link", "mark"]
 
 _INT = array.array("i").itemsize
 _ANCILLARY = socket.CMSG_LEN(253 * _INT)
@@ -397,9 +397,35 @@ class Link:
         """Close the link in a forked child, where the thread that held the lock does not exist."""
         self._lock = threading.Lock()
         self._owner = 0
-        self.lost = reason
-        if self.sock.fileno() >= 0:
-            self.sock.close()
+        self._nested.clear()
+        self._waiters.clear()
+        self._lose(reason)
+        self.sock.close()
+        self.fileno = -1
+
+    def inherit(self, connect: Callable[[Link], str]) -> None:
+        """Forget the parent's connection in a forked child, as `abandon`; the link is not lost.
+
+        Before its first message `connect(link)` is called, under the link's lock. It calls
+        `reconnect`, or returns the reason why the link is lost.
+        """
+        self.abandon("")
+        self.lost = None
+        self.reader = FrameReader(self.reader.limit, self.peer)
+        self.loan = self.direct = self.wish = None
+        self.casts = self.credit = 0
+        self.used = True
+        self.paused.clear()
+        self.released.clear()
+        self.owner = connect
+        itself: Any = self
+        itself.__class__ = InheritedLink
+
+    def reconnect(self, sock: socket.socket) -> None:
+        """Take a connected socket; for a link that was inherited."""
+        sock.setblocking(False)
+        self.sock = sock
+        self.fileno = sock.fileno()
 
     def close(self, reason: str) -> None:
         """Give the link up and close the socket; the reactor must no longer watch it."""
@@ -447,6 +473,33 @@ class CastLink(Link):
 
 
 Link.cast_type = CastLink
+
+
+class InheritedLink(Link):
+    """A link of the parent in its forked child: it gets a connection of its own at its first use.
+
+    What holds the link, such as the handles of the parent, goes on with it.
+    """
+
+    __slots__ = ()
+
+    def _send(self, data: bytes, fds: list[int] | None) -> bool:
+        return self._connected()._send(data, fds)
+
+    def _join_casts(self) -> CastLink:
+        return self._connected()._join_casts()
+
+    def receive(self, scratch: memoryview) -> list[Frame]:
+        """Return no frames: no peer has this link yet."""
+        return []
+
+    def _connected(self) -> Link:
+        itself: Any = self
+        itself.__class__ = Link
+        connect, self.owner = self.owner, None
+        if self.lost is None and (reason := connect(itself)):
+            self._lose(reason)
+        return itself  # type: ignore[no-any-return]
 
 
 class _Holding:

@@ -54,7 +54,7 @@ from monarch._engine.mesh.results.value_mesh import ValueMesh
 from monarch._engine.runtime.agent.client import expect_async_actors
 from monarch._engine.runtime.cast.sender import gathers
 from monarch._engine.runtime.io import environment as environments
-from monarch._engine.runtime.proc.links import LostLink
+from monarch._engine.runtime.proc.links import LocalLink, LostLink
 from monarch._engine.runtime.proc.ownership import CallSink
 from monarch._engine.runtime.proc.proc import Proc
 from monarch._engine.runtime.proc.time_limit import TimeLimit
@@ -832,7 +832,8 @@ class ActorEndpoint(Generic[P, R_co]):
         sink no caller waits, and the message is given back to the sender.
         """
         proc = self.proc
-        while proc.newest(link.uid) != link.uid:
+        # A forked child is no longer the process that the link of the parent to itself leads to.
+        while proc.newest(link.uid) != link.uid or isinstance(link, LocalLink):
             old, link = link, self._resolve()[rank]
             if link is old:
                 break

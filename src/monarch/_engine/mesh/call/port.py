@@ -26,6 +26,7 @@ from monarch._engine.runtime.actor.dispatch import rebuild_error, rebuild_raised
 from monarch._engine.runtime.actor.flow_control import FlowControl
 from monarch._engine.runtime.agent.client import client_proc
 from monarch._engine.runtime.proc.body import decode_body
+from monarch._engine.runtime.proc.links import LocalLink
 from monarch._engine.runtime.proc.ownership import Verdict
 from monarch._engine.transport.frame_link import FrameLink
 from monarch._engine.wire.frame import FAILURE, POST
@@ -105,8 +106,8 @@ class Port(Generic[T]):
         uid, port = self._port_ref
         proc = client_proc()
         link = self._link
-        if link is None:
-            link = self._link = proc.link_to(uid)
+        if link is None or (link.lost is not None and isinstance(link, LocalLink)):
+            link = self._link = proc.link_to(uid)  # (a forked child is not the parent any longer)
         if link.paused and port in link.paused:
             proc.wait_for_gate(link, port, "Port.send")
         payload = proc.encode(obj)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,6 +30,7 @@ from monarch._engine.runtime.actor.spawn import SETUP
 from monarch._engine.runtime.agent.client import (
     client_proc,
     expect_async_actors,
+    inheritance,
     launch_spec,
     save_handle,
     start_agent,
@@ -407,12 +407,8 @@ def _check_binding(proc_bind: list[dict[str, str]], per_host: int) -> None:
 
 def _inherited_fields() -> dict[str, Any]:
     """Return the fields that all processes of one client share: the client, and the run's name."""
-    spec = client_proc().spec
-    if spec:
-        return {key: spec[key] for key in ("client", "execution_id")}
-    user = os.environ.get("USER", "user")
-    started = time.strftime("%b-%d_%H:%M")
-    return {"client": client_proc().uid, "execution_id": f"{user}_{started}_{os.getpid()}"}
+    spec = inheritance(client_proc())
+    return {key: spec[key] for key in ("client", "execution_id")}
 
 
 def local_host() -> HostMesh:

@@ -51,6 +51,12 @@ R_co = TypeVar("R_co", covariant=True)
 RAISE = 4  # flag of a POST: the body is an exception to raise as it is
 
 
+_INHERITED = (
+    "this process was forked after {} was called, and the answer goes to its parent process: call "
+    "it in this process"
+)
+
+
 def error_of(flags: int, body: Any, endpoint_name: str) -> BaseException:
     """Return the error of an answer that is no value, by its flags."""
     if type(body) is Unobserved:
@@ -122,13 +128,23 @@ class _Called(Future[R_co]):
         raise NotImplementedError
 
     def _drive(self, timeout: float | None) -> None:
+        proc = self._endpoint.proc
+        if proc.first_port:
+            self._refuse_inherited(proc.first_port)
         if timeout is None:
-            watch = self._endpoint.proc.wait_watch
+            watch = proc.wait_watch
             if watch.resting:
                 watch.rouse()
 
     def _drive_async(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Do nothing: no operation is lazy, and the gate of an actor's loop reports the await."""
+        """Refuse an inherited future; the gate of an actor's loop reports the await."""
+        if first := self._endpoint.proc.first_port:
+            self._refuse_inherited(first)
+
+    def _refuse_inherited(self, first: int) -> None:
+        """In a forked child, settle a future of the parent, whose answer the parent receives."""
+        if self._needs()[0] < first:
+            self._resolve(RAISED, RuntimeError(_INHERITED.format(self._call_name())))
 
     def _decode(self, content: Any) -> Any:
         self._endpoint.proc.asks_ahead = False

@@ -112,7 +112,17 @@ def _at_exit(proc: Proc) -> None:
         atexit.register(_exit)
 
 
+def _await_children() -> None:
+    """Wait for the children that multiprocessing waits for at the exit: they may still call."""
+    processes = sys.modules.get("multiprocessing.process")
+    if processes is not None:
+        for child in processes.active_children():
+            if not child.daemon:
+                child.join()
+
+
 def _exit() -> None:
+    _await_children()
     Faults.current.close()
     leave_unobserved_to_exit()
     proc = current_proc()

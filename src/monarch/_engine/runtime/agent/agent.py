@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch._engine.base.features import find, hook
 from monarch._engine.base.home import HOME
-from monarch._engine.base.verdict import Verdict
+from monarch._engine.base.verdict import STOPPED, SYSTEM, Verdict
 from monarch._engine.launch.cores import divided
 from monarch._engine.launch.exit_status import signal_name
 from monarch._engine.runtime.agent import control
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from monarch._engine.runtime.hosts.peer_host import PeerHost
 
 __all__ = ["Agent"]
+
+_CHILD_EXITED = "the process exited; it was a child of another process of the program"
 
 _Handler = Callable[[Link, Any, list[int]], None]
 
@@ -154,7 +156,11 @@ class Agent:
             self.end(NO_WORKER)
         elif link is self.owner and (self.keeper is None or not self.keeper.driver_lost()):
             self.end()
-        # A proc's control link closes when the proc exits; the launcher reports that exit.
+        elif link is not self.owner and self._processes.joined(link.uid):
+            uid = link.uid
+            self.core.exited(uid)
+            self.core.left(uid, self._processes.verdict(uid, STOPPED, _CHILD_EXITED, SYSTEM))
+        # Another proc's control link closes when the proc exits; the launcher reports that exit.
 
     def _rejected(self, link: Link) -> None:
         if link is not self.owner:
@@ -177,6 +183,7 @@ class Agent:
             "forget": lambda link, message, fds: self.keep_job().forget(message["uid"]),
             # This follows the answers to all earlier requests.
             "heartbeat": lambda link, message, fds: self.tell(link, message),
+            "join": self._on_join,
             "here": lambda link, message, fds: self.keep_job().driver_is_here(link),
             "keep": lambda link, message, fds: self.keep_job().keep(message, fds),
             "log_flush": self._on_log_flush,
@@ -226,6 +233,13 @@ class Agent:
     def _on_preload(self, link: Link, message: control.Preload, fds: list[int]) -> None:
         launcher = self._launchers.find(divided(message["env"], 1)[0], None, {})
         self._links.tell(launcher.link, {**message, "op": "preload", "threads": {}})
+
+    def _on_join(self, link: Link, message: control.Join, fds: list[int]) -> None:
+        """Admit a process that the sender has started by itself, and that has chosen its uid."""
+        uid = message["uid"]
+        if not self.core.membership.knows(uid):  # otherwise its connection is closed
+            self._processes.join(uid, socket.socket(fileno=fds.pop()))
+            self.core.join(link.uid, uid)
 
     def _on_census(self, link: Link, message: control.Census, fds: list[int]) -> None:
         others = [peer_host.name for peer_host in self.peer_hosts() if peer_host.link.up]

@@ -56,6 +56,7 @@ def warm_up() -> None:
         importlib.import_module(name)
     find("search_deadlocks")
     find("serve_output")
+    find("hand_on")
     sys.breakpointhook = _breakpoint
     # A proc has threads and sockets: plain forks of it by multiprocessing would be unsafe.
     multiprocessing.set_start_method("forkserver" if sys.platform == "linux" else "spawn", True)

@@ -3,7 +3,8 @@
 The first call that needs a proc makes the process a *client* (`client_proc`): a reactor thread and
 a root that owns the meshes of the script. The host agent is started later, in the background, when
 the program first asks for its host (`start_agent`). In worker processes, `bootstrap` makes the proc
-instead.
+instead. A child that a script or an actor starts by itself joins the program of its parent (a
+feature, `monarch._children`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 from monarch._engine.base.features import HOOKS, find, hook
@@ -28,7 +30,7 @@ from monarch._engine.runtime.io import environment as environments
 from monarch._engine.runtime.io.descriptors import raise_descriptor_limit
 from monarch._engine.runtime.proc.agent_watch import why_silent
 from monarch._engine.runtime.proc.ownership import Verdict
-from monarch._engine.runtime.proc.proc import FORKED, Proc, new_uid
+from monarch._engine.runtime.proc.proc import Proc, new_uid
 
 if TYPE_CHECKING:
     import subprocess
@@ -38,11 +40,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "become",
+    "child_proc",
     "client_proc",
     "close_client",
     "current_proc",
     "expect_async_actors",
     "forget_saved",
+    "inheritance",
     "launch_spec",
     "save_handle",
     "start_agent",
@@ -58,7 +62,7 @@ _agent_process: subprocess.Popen[bytes] | _FoundAgent | None = None
 _ready: list[Callable[[Proc], None]] = []
 _forked: list[Callable[[], None]] = []
 _async_actors = False
-_is_forked = False  # from a process that was part of a program
+_inherited: Proc | None = None  # in a child that was forked from a process of a program
 
 
 def current_proc() -> Proc | None:
@@ -83,13 +87,22 @@ def expect_async_actors() -> None:
 
 
 def client_proc() -> Proc:
-    """Return the proc of this process; the first use makes it the client of a new runtime."""
+    """Return the proc of this process.
+
+    The first use makes the process the client of a new runtime, or has it join its parent's.
+    """
     if _current is not None:
         return _current
     with _lock:
         proc = current_proc()  # another thread may have made it before the lock was taken
         if proc is None:
-            proc = _make_client(new_uid(), 0)
+            join = find("join_parent")
+            proc = _inherited if join is None else join(_inherited)
+            if proc is None:
+                proc = _make_client(new_uid(), 0)
+            else:
+                raise_descriptor_limit()
+                proc.start()
             become(proc)
     return proc
 
@@ -112,8 +125,6 @@ def forget_saved(uid: int) -> None:
 def _make_client(uid: int, reign: int) -> Proc:
     raise_descriptor_limit()
     proc = Proc(uid, "local", spawn_cell, _refuse_stop, client=True, reign=reign)
-    if _is_forked:
-        proc.without_agent = FORKED
     proc.agent_lost = _agent_died
     proc.agent_silent = _agent_is_silent
     proc.start()
@@ -175,6 +186,14 @@ def become(proc: Proc) -> None:
         hook("record")(proc)
     for callback in _ready:
         callback(proc)
+    _hand_on(proc)
+
+
+def _hand_on(proc: Proc) -> None:
+    """Let children that this process starts by itself join the program."""
+    hand_on = find("hand_on")
+    if hand_on is not None:
+        hand_on(proc)
 
 
 def start_agent() -> None:
@@ -217,6 +236,7 @@ def _start_agent(proc: Proc) -> None:
         )
         proc.adopt_agent(sock)
         _agent_process = process
+        _hand_on(proc)
         open_door = find("open_door")
         if open_door is not None:
             open_door(proc.reactor)
@@ -300,7 +320,7 @@ def _exits(handle: int, timeout: float | None) -> bool:
 
 
 def _refuse_stop(proc: Proc, frame: Frame) -> None:
-    """Ignore a request to stop: the client has no owner."""
+    """Ignore a request to stop: neither a client nor a child of a user's has an owner."""
 
 
 def _preloads() -> list[str]:
@@ -338,19 +358,44 @@ def launch_spec() -> dict[str, Any]:
     }
 
 
+def child_proc(uid: int, spec: dict[str, Any]) -> Proc:
+    """Return a proc for this process, which a process of a program has started by itself."""
+    proc = Proc(uid, f"child-{os.getpid()}", spawn_cell, _refuse_stop, client=False)
+    proc.spec = spec
+    return proc
+
+
+def inheritance(proc: Proc) -> dict[str, Any]:
+    """Return the specification of the processes that the process of `proc` starts by itself."""
+    started = time.strftime("%b-%d_%H:%M")
+    spec = {
+        "client": proc.uid,
+        "execution_id": f"{os.environ.get('USER', 'user')}_{started}_{proc.pid}",
+        "host": HOME,
+        "agent": 0 if _agent_process is None else _agent_process.pid,
+    }
+    kept = ("agent", "client", "execution_id", "host", "logs", "python_override")
+    return {**spec, **{key: proc.spec[key] for key in kept if key in proc.spec}}
+
+
+def _before_fork() -> None:
+    if _current is not None and (open_to_children := find("open_to_children")):
+        open_to_children()
+
+
 def _after_fork() -> None:
-    """Leave the runtime in a forked child, which must not hold the parent's sockets."""
-    global _current, _agent_process, _is_forked, _lock
+    """Leave the parent's part of the runtime in a forked child, which may get its own."""
+    global _current, _inherited, _agent_process, _lock
     _lock = threading.Lock()  # a thread that does not exist here may have held it
-    proc = _current
+    proc = _current or _inherited
+    if proc is not None:
+        proc.begin_anew(inheritance(proc), _refuse_stop, client_proc)
+    _inherited = proc
     _current = None
     _agent_process = None
-    if proc is not None:
-        _is_forked = True
-        proc.close_in_child()
     for callback in _forked:
         callback()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(before=_before_fork, after_in_child=_after_fork)

@@ -31,6 +31,7 @@ __all__ = [
     "Heartbeat",
     "Here",
     "Introduce",
+    "Join",
     "Keep",
     "Kill",
     "LogFlush",
@@ -69,6 +70,12 @@ class Introduce(TypedDict("_For", {"for": str}, total=False)):
     """Pass an end to a proc: of a link, or of a side stream for a purpose."""
 
     to: int
+
+
+class Join(TypedDict):
+    """Admit a process that the sender has started by itself; with the agent's end of its link."""
+
+    uid: int
 
 
 class Autopsy(TypedDict):
@@ -280,6 +287,7 @@ _REQUESTS: Mapping[str, Any] = MappingProxyType(
         "heartbeat": Heartbeat,
         "here": Here,
         "introduce": Introduce,
+        "join": Join,
         "keep": Keep,
         "kill": Kill,
         "log_flush": LogFlush,

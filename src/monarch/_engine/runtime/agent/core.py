@@ -331,6 +331,10 @@ class AgentCore(Generic[End]):
             return
         self.perform(self.directory.started(uids, now))
 
+    def join(self, asker: int, uid: int) -> None:
+        """Admit a proc that a member has started by itself. Raises ValueError for a known uid."""
+        self.perform(self.directory.join(uid, asker, self._shell.now()))
+
     def introduce(self, asker: int, to: int, end: End, stream: str = "") -> None:
         """Pass the other end of a link, or of a `stream`, from a member to `to`.
 

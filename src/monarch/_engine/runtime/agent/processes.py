@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import socket
+import struct
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -100,6 +101,24 @@ class Processes:
     def admit(self, uid: int, link: Link) -> None:
         """Add a member that was not launched here: the client."""
         self._processes[uid] = Process(uid, link)
+
+    def join(self, uid: int, sock: socket.socket) -> None:
+        """Add a member that another one has started by itself; `sock` leads to it."""
+        credentials = struct.Struct("3i")
+        packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size)
+        link = self._links.connect(sock, f"proc {uid:x}")
+        link.uid = uid
+        process = self._processes[uid] = Process(uid, link)
+        process.pid = credentials.unpack(packed)[0]
+        with contextlib.suppress(
+            OSError
+        ):  # it has exited, and its link is closed; or an old kernel
+            process.pidfd = os.pidfd_open(process.pid)
+
+    def joined(self, uid: int) -> bool:
+        """Whether a member has joined, and has not exited."""
+        process = self._processes.get(uid)
+        return process is not None and process.launcher is None
 
     def remove(self, uid: int) -> bool:
         """Remove the client; return whether it was admitted."""

@@ -51,9 +51,13 @@ class Plan:
         here: the name of this host.
     """
 
-    __slots__ = ("by_rank", "data", "direct", "links", "ranks")
+    __slots__ = ("by_rank", "data", "direct", "forks", "links", "ranks")
+
+    forks_so_far = 0
+    """How often this process is a forked child: the links of an inherited plan are other ones."""
 
     def __init__(self, links: Sequence[FrameLink], hosts: Sequence[str], here: str) -> None:
+        self.forks = Plan.forks_so_far
         self.direct: list[int] = []
         self.ranks: list[int] = []
         runs: dict[str, list[list[int]]] = {}
@@ -113,7 +117,7 @@ class Casting:
         """
         proc = self._proc
         agent: Any = proc.agent
-        if agent is None:
+        if agent is None or plan.forks != Plan.forks_so_far:
             return plan.ranks
         if who is not None:
             self._wait_for_gate(agent, who, patience)

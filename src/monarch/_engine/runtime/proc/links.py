@@ -74,7 +74,12 @@ class LocalLink(_Streamless):
         super().__init__(uid, "this process", None)
 
     def send(self, data: bytes, fds: list[int] | None = None) -> bool:
-        """Raise RuntimeError: there are no bytes between a process and itself."""
+        """Raise RuntimeError: there are no bytes between a process and itself.
+
+        In a forked child, which is another process, return False: the link was the parent's.
+        """
+        if self.lost is not None:
+            return False
         raise RuntimeError("a process sends to itself by Proc.send and Proc.say, not by its link")
 
 

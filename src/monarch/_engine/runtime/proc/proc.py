@@ -44,7 +44,7 @@ from monarch._engine.base.features import HOOKS, find
 from monarch._engine.base.home import HOME
 from monarch._engine.base.settings import settings
 from monarch._engine.base.verdict import ELSEWHERE, FAILED, INFRASTRUCTURE, STOPPED
-from monarch._engine.runtime.cast.sender import Casting
+from monarch._engine.runtime.cast.sender import Casting, Plan
 from monarch._engine.runtime.direct.manager import Directs
 from monarch._engine.runtime.io import environment as environments
 from monarch._engine.runtime.io.fault_file import note_error
@@ -113,8 +113,8 @@ _NO_AGENT = Verdict(
 )
 FORKED = Verdict(
     FAILED,
-    "this process was forked, and the connections stayed with its parent process: let the parent "
-    "call, or start the process with spawn_procs",
+    "this process was forked, and cannot join the program of its parent process, which has ended "
+    "or has shut the runtime down",
     code=ELSEWHERE,
 )
 _FORGOTTEN = Verdict(STOPPED, "the actor no longer exists")
@@ -203,6 +203,8 @@ class Proc:
         # received, that was its caller's only one.
         self.expects: FrameLink | None = None
         self.asks_ahead = False  # a call was sent since an answer was last observed
+        self.first_port = 0  # in a forked child: lower ports are the parent's
+        self._rejoin: Callable[[], object] = lambda: None  # see `begin_anew`
         # Starts above the ports of earlier epochs, so that late messages to those find no port
         # here.
         self.port_ids = itertools.count((reign << _REIGN) + 1)
@@ -376,6 +378,8 @@ class Proc:
         link = self.links.get(uid)
         if link is not None:
             return link
+        if self.agent is None:
+            self._rejoin()
         with self._links_lock:
             uid = self.newest(uid)
             link = self.links.get(uid)
@@ -408,14 +412,25 @@ class Proc:
     def _connect(self, uid: int) -> tuple[StreamLink, Callable[[], None]]:
         """Return a new link to proc `uid`, and the function that hands its other end over."""
         ours, theirs = environments.current.socket_pair()
-
-        def introduce() -> None:
-            self.tell_agent({"op": "introduce", "to": uid}, [theirs.fileno()])
-            theirs.close()
-
         link = self._make_link(ours, f"proc {uid:x}", uid)
         link.born = (uid, True)
-        return link, introduce
+        return link, functools.partial(self._introduce, uid, theirs)
+
+    def _introduce(self, uid: int, end: socket.socket) -> None:
+        self.tell_agent({"op": "introduce", "to": uid}, [end.fileno()])
+        end.close()
+
+    def _reconnect(self, link: Link) -> str:
+        """Connect a link that a forked child has inherited; see `Link.inherit`."""
+        self._rejoin()
+        if self.agent is None:
+            return self.verdicts.setdefault(link.uid, self.ended or self.without_agent).error
+        ours, theirs = environments.current.socket_pair()
+        link.reconnect(ours)
+        link.born = (link.uid, True)
+        link.serve(self.reactor, self._read)
+        self._introduce(link.uid, theirs)
+        return ""
 
     def open_stream(self, uid: int, purpose: str) -> socket.socket:
         """Return a stream of bytes beside the links, to the server of `purpose` in proc `uid`.
@@ -1024,19 +1039,39 @@ class Proc:
         """Kill procs at once, without clean-up."""
         self.tell_agent({"op": "kill", "uids": uids})
 
-    def close_in_child(self) -> None:
-        """Drop the parent's sockets in a forked child, so that the child keeps no process alive.
+    def begin_anew(
+        self,
+        spec: dict[str, Any],
+        stop: Callable[[Proc, Frame], None],
+        rejoin: Callable[[], object],
+    ) -> None:
+        """Become the proc of a forked child, which has no agent yet.
 
-        Calls of inherited meshes raise an error that says so.
+        The handles of the parent refer to this object and to its links. So all of these stay, with
+        a new state: the proc has a uid of its own, and a link connects when the child first uses
+        it. Before that it calls `rejoin`, which is to connect the agent. `spec` and `stop` as in a
+        new proc. The sockets of the parent are closed, so that the child keeps no process alive.
         """
+        inherited: dict[int, StreamLink] = {}
         for link in [*self.every_link(), self.agent]:
             if isinstance(link, Link):
-                link.abandon(FORKED.error)
-                self.verdicts[link.uid] = FORKED
-        self.links = {self.uid: self.local}
-        self._second.clear()
-        self.agent = None
-        self.ended = FORKED
+                if self.links.get(link.uid) is link:
+                    link.inherit(self._reconnect)
+                    inherited[link.uid] = link
+                else:
+                    link.abandon(FORKED.error)
+        self.local.lost = FORKED.error
         self.directs.close_in_child()
-        self._links_lock = threading.Lock()  # a thread that does not exist here may have held it
         self.reactor.close()
+        moves, successors, first_port = self.moves, self.successors, next(self.port_ids)
+        label = f"child-{os.getpid()}"
+        Proc.__init__(self, new_uid(), label, self._spawn, stop, client=False)
+        self.first_port = first_port
+        self.port_ids = itertools.count(first_port)
+        self.links.update(inherited)
+        Plan.forks_so_far += 1
+        self.moves = moves + 1
+        self.successors = successors
+        self.spec = spec
+        self.without_agent = FORKED
+        self._rejoin = rejoin
