@@ -258,6 +258,7 @@ PROGRAMS = (
         environment=PATIENCE,
     ),
     Program("spawn_actor", engines=MONARCHS),
+    Program("children", engines=(OURS,)),  # handles do not work there in the others
     *(program for route in ROUTES for program in transfers(route)),
     Program("tensors", engines=MONARCHS, timeout=300, repeats={REFERENCE: 2}),
     Program(
@@ -647,6 +648,23 @@ GROUPS = {
             "spawn",
             MILLISECONDS,
             10,
+        ),
+        Row(
+            "child_first",
+            "the first call of a forked child",
+            "children",
+            "first",
+            MICROSECONDS,
+            limit=2e-3,
+        ),
+        Row("child_call", "a call of a forked child", "children", "call", MICROSECONDS),
+        Row(
+            "child_eight",
+            "the first calls of 8 forked children at once",
+            "children",
+            "eight",
+            MILLISECONDS,
+            limit=10e-3,
         ),
         Row(
             "import",

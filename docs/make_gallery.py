@@ -142,6 +142,7 @@ PICTURES: dict[str, Callable[[Path], None]] = {
     ),
     "gallery-grpo.png": drawn("grpo_reward.png", "grpo"),
     "gallery-grpo-sim.svg": shown("seed 0", "grpo_sim"),
+    "gallery-replay.png": drawn("replay_loader.png", "replay_loader"),
     "gallery-replicas.png": drawn(
         "digits_replicas.png", "train_digits_replicas", "--groups=3", "--steps=500", "--mtbf=3s"
     ),
