@@ -11,6 +11,8 @@ import logging
 import os
 import signal
 import struct
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -340,3 +342,16 @@ def test_the_remedy_is_named(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Non
     assert library.REMEDY == "pip install 'pymonarch[rdma]'"
     with configured(rdma_routes="nixl"), pytest.raises(RdmaUnavailable, match=r"pymonarch\[rdma\]"):
         read(buffer)
+
+
+@pytest.mark.parametrize("status", [0, 7])
+def test_a_script_that_has_used_it_exits_with_its_status(status: int) -> None:
+    """Although a library of the wheels crashes at the exit; what is printed arrives."""
+    source = (
+        "import sys; from monarch.rdma.routes.nixl.library import Agent; Agent('me')\n"
+        f"print('done'); sys.exit({status})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, check=False, timeout=WAIT
+    )
+    assert (done.returncode, done.stdout) == (status, "done\n"), done.stderr
