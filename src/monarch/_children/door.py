@@ -26,7 +26,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from monarch._spi import inheritance, settings, start_agent, when_forked
+from monarch._spi import inheritance, is_simulated, settings, start_agent, when_forked
 
 if TYPE_CHECKING:
     from monarch._spi import Proc
@@ -112,7 +112,8 @@ def _invited(door: str, spec: dict[str, Any], config: dict[str, str]) -> Invitat
 def hand_on(proc: Proc) -> None:
     """Let children of this process join its program from now on, as processes beside `proc`."""
     global _door
-    if sys.platform != "linux":  # no other system has the abstract namespace
+    # No other system has the abstract namespace.
+    if sys.platform != "linux" or is_simulated():
         return
     if _door is None:
         when_forked(_leave)

@@ -167,6 +167,8 @@ def _break_off(place: Place) -> None:
 class _AgentProcess:
     """The process of the client's host agent, as `client.close_client` sees it."""
 
+    pid = 0  # there is no such process
+
     def __init__(self, world: World) -> None:
         self._ended = SimEvent(world.scheduler)
 
