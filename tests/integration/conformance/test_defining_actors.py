@@ -765,6 +765,69 @@ def test_as_endpoint_with_an_explicit_port(pair):
     assert ported.call_one(4).get(timeout=WAIT) == 4
 
 
+class Dispatches(Actor):
+    """Has one endpoint, with a name of verl's."""
+
+    @concurrent_endpoint
+    async def __monarch_call__(self, method_name, args, kwargs):
+        return getattr(self, method_name)(*args, **kwargs)
+
+    def add(self, x, *, to=0):
+        return x + to, context().actor_instance.rank.rank
+
+    def __hidden__(self, x):
+        return "hidden", x
+
+    def _helper(self, x):
+        return "helper", x
+
+    __table__ = ()
+
+
+class AsksOther(Actor):
+    @endpoint
+    async def ask(self, mesh):
+        return await mesh.__monarch_call__.call_one("add", (1,), {})
+
+
+def test_an_endpoint_with_two_underscores_is_called_as_any_other(pair):
+    mesh = pair.spawn("dispatches", Dispatches)
+    flat = mesh.flatten("rank")
+    assert flat.slice(rank=1).__monarch_call__.call_one("add", (3,), {"to": 4}).get(
+        timeout=WAIT
+    ) == (7, 1)
+    run = flat.slice(rank=slice(0, 2)).__monarch_call__
+    assert run.call("add", (3,), {}).get(timeout=WAIT).values() == [(3, 0), (3, 1)]
+    with pytest.raises(TypeError):
+        run.call("add").get(timeout=WAIT)
+    with pytest.raises(ValueError, match="spawned actor"):
+        as_endpoint(mesh.__monarch_call__)
+
+
+def test_a_received_mesh_has_such_an_endpoint_too(pair):
+    mesh = one(pair).spawn("dispatches", Dispatches)
+    asks = one(pair).spawn("asks", AsksOther)
+    assert asks.ask.call_one(mesh).get(timeout=WAIT) == (1, 0)
+
+
+@pytest.mark.parametrize("name", ["__hidden__", "_helper"])
+def test_as_endpoint_calls_a_private_method(pair, name):
+    mesh = one(pair).spawn("dispatches", Dispatches)
+    method = getattr(mesh, name)
+    assert as_endpoint(method).call_one(5).get(timeout=WAIT) == (name.strip("_"), 5)
+    with pytest.raises(RuntimeError, match="not annotated as an endpoint"):
+        method(5)
+
+
+@pytest.mark.ours("there a private attribute of the class is an object as well")
+@pytest.mark.parametrize("name", ["__table__", "__wrapped__", "__deepcopy__", "_nothing"])
+def test_other_private_names_are_attribute_errors(pair, name):
+    """Python and its libraries ask objects for such names."""
+    mesh = pair.spawn("dispatches", Dispatches)
+    with pytest.raises(AttributeError):
+        getattr(mesh, name)
+
+
 # --- construction --------------------------------------------------------------------------------
 
 

@@ -280,7 +280,7 @@ class _Behaviour:
         if name == READY:
             return self._ready_handler()
         kind, _, method = name.partition(":")
-        if kind not in ("plain", "port") or method.startswith("__"):
+        if kind not in ("plain", "port"):
             return None
         function = getattr(self.actor, method, None)
         if function is None:

@@ -98,16 +98,17 @@ class ActorMesh(MeshTrait):
     # -- endpoints -------------------------------------------------------------------------------
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "_class" not in self.__dict__:
+        if "_class" not in self.__dict__:
             raise AttributeError(name)
         prop = endpoints_of(self._class).get(name)
         if prop is not None:
             endpoint: ActorEndpoint[Any, Any] = ActorEndpoint(self, name, prop, self._proc)
             vars(self)[name] = endpoint  # later look-ups find it and do not call `__getattr__`
             return endpoint
-        if not name.startswith("_") and hasattr(self._class, name):
+        private = name.startswith("_")  # also what Python and libraries ask any object for
+        if hasattr(self._class, name) and (not private or callable(getattr(self._class, name))):
             return NotAnEndpoint(self, name)
-        if name.startswith("_"):
+        if private:
             raise AttributeError(name)
         raise no_such_endpoint(self._class, name, list(endpoints_of(self._class)))
 
