@@ -23,11 +23,18 @@ import pickle
 import sys
 import types
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch._spi import by_value_pickler, travels_by_name
 
+if TYPE_CHECKING:
+    from cloudpickle import Pickler as _ByValuePickler
+else:
+    _ByValuePickler = by_value_pickler()
+
 __all__ = ["install"]
+
+_extra: dict[type, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
 
 
 def install() -> None:
@@ -41,10 +48,19 @@ def _reduce(_pickler: ForkingPickler, obj: object) -> Any:
     if not isinstance(obj, (types.FunctionType, type)) or _found(obj) or travels_by_name(obj):
         return NotImplemented
     file = io.BytesIO()
-    inner = by_value_pickler()(file, pickle.HIGHEST_PROTOCOL, None)
-    inner.dispatch_table.update(ForkingPickler._extra_reducers)  # type: ignore[attr-defined]
+    inner: Any = _Inner(file, pickle.HIGHEST_PROTOCOL, None)
+    inner.dispatch_table.update(_extra)
     inner.dump(obj)
     return _load, (file.getvalue(),)
+
+
+class _Inner(_ByValuePickler):
+    """The pickler of what travels by value: that of messages, but torch's storages stay shared."""
+
+    def reducer_override(self, obj: object) -> Any:
+        if type(obj).__module__ == "torch.storage" and type(obj) in _extra:
+            return NotImplemented  # its entry in the table, which torch has registered
+        return super().reducer_override(obj)
 
 
 def _found(obj: Any) -> bool:

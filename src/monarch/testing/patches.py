@@ -119,7 +119,7 @@ def patched(world: World, seed: object) -> Generator[None, None, None]:
     try:
         yield
     finally:
-        del codec._reducers[types.BuiltinFunctionType]
+        del codec.reducers[types.BuiltinFunctionType]
         random.setstate(state)
         for module, name, original in undo:
             setattr(module, name, original)

@@ -696,6 +696,44 @@ def test_a_torch_tensor_twice_in_a_message_is_one_tensor(echo):
     assert base[1] == 0
 
 
+@pytest.mark.ours("the reference cannot load a bare storage")
+@pytest.mark.parametrize("n", [0, 5, 100_000], ids=["empty", "short", "long"])
+def test_torch_storages(echo, n):
+    """As an argument and as a result, in any place of a message."""
+    torch = pytest.importorskip("torch")
+    tensor = torch.arange(float(n))
+    storage = tensor.untyped_storage()
+    typed = torch.storage.TypedStorage(wrap_storage=storage, dtype=torch.float32, _internal=True)
+    assert torch.equal(_of_storage(torch, echo.echo.call_one(storage).get()), tensor)
+    back = echo.echo.call_one({"parts": [storage, (typed, tensor, storage)]}).get()["parts"]
+    bare, (wrapped, view, again) = back
+    assert bare is again
+    assert type(bare) is torch.storage.UntypedStorage
+    assert type(wrapped) is torch.storage.TypedStorage
+    assert wrapped.dtype is torch.float32
+    assert torch.equal(view, tensor)
+    for found in (bare, wrapped._untyped_storage):
+        assert torch.equal(_of_storage(torch, found), tensor)
+    bare.fill_(1)
+    assert torch.equal(tensor, torch.arange(float(n)))
+
+
+@pytest.mark.ours("the reference cannot load a bare storage")
+def test_two_tensors_of_one_storage(echo):
+    torch = pytest.importorskip("torch")
+    base = torch.arange(50_000)
+    parts = [base[:10], base[40_000:], base.untyped_storage(), base]
+    *tensors, storage, whole = echo.echo.call_one(parts).get()
+    assert torch.equal(tensors[0], base[:10])
+    assert torch.equal(tensors[1], base[40_000:])
+    assert torch.equal(whole, base)
+    assert torch.equal(_of_storage(torch, storage, torch.int64), base)
+
+
+def _of_storage(torch, storage, dtype=None):
+    return torch.empty(0, dtype=dtype or torch.float32).set_(storage)
+
+
 def test_torch_parameters_and_modules(echo):
     torch = pytest.importorskip("torch")
     model = torch.nn.Linear(3, 2)

@@ -159,6 +159,34 @@ def test_a_script_that_a_process_ran_is_prepared_in_children_as_python_does(
     assert (tmp_path / "runs").read_text().split() == ["__main__", "__mp_main__"]
 
 
+SHARED = """
+import multiprocessing
+import torch
+
+class Shares(Actor):
+    @endpoint
+    def total(self):
+        weights = torch.nn.Parameter(torch.zeros(4))
+        weights.data.share_memory_()
+        def work():
+            weights.data.fill_(2)
+        process = multiprocessing.get_context("spawn").Process(target=work)
+        process.start()
+        process.join()
+        return process.exitcode, weights.sum().item()
+
+print(this_host().spawn_procs().spawn("shares", Shares).total.call_one().get(timeout=100))
+"""
+
+
+@pytest.mark.torch
+def test_shared_memory_of_torch_in_a_function_of_the_script_stays_shared(
+    program: Callable[[str], str],
+) -> None:
+    pytest.importorskip("torch")
+    assert program(SHARED) == "(0, 8.0)"
+
+
 LOADER = """
 print("the script runs", flush=True)
 import torch

@@ -200,6 +200,25 @@ def test_numpy_arrays_arrive_writable(start: Any) -> None:
         assert array[0] == 0
 
 
+@pytest.mark.torch
+def test_storages_of_torch_cross_hosts(start: Any) -> None:
+    torch = pytest.importorskip("torch")
+    (first, _), (second, _) = start(), start()
+    with attached(first, second) as hosts:
+        workers = hosts.spawn_procs().spawn("workers", Worker)
+        here, there = workers.slice(hosts=0), workers.slice(hosts=1)
+        for count in (3, 300_000):
+            tensor = torch.arange(count)
+            value = {"storage": tensor.untyped_storage(), "tensors": (tensor, tensor[1:])}
+            [back] = here.ask.call_one(there, value).get(timeout=WAIT)
+            found = torch.empty(0, dtype=torch.int64).set_(back["storage"])
+            assert torch.equal(found, tensor)
+            assert torch.equal(back["tensors"][0], tensor)
+            assert torch.equal(back["tensors"][1], tensor[1:])
+            found.fill_(1)
+            assert tensor[2] == 2
+
+
 def test_payloads_of_any_size_cross_hosts(start: Any) -> None:
     """Payloads in one piece or many, alone or concurrently; the buffers in them stay aligned."""
     numpy = pytest.importorskip("numpy")

@@ -420,7 +420,7 @@ class MoreAwkward(Awkward):
 
 
 def test_a_registered_reducer_is_for_exactly_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codec, "_reducers", dict(codec._reducers))
+    monkeypatch.setattr(codec, "reducers", dict(codec.reducers))
     register_reducer(Awkward, lambda obj: (str, ("awkward",)))
     assert there(Awkward()) == "awkward"
     assert there((lambda: 1, Awkward()))[1] == "awkward"
@@ -692,6 +692,100 @@ def test_a_module_keeps_its_tied_parameters() -> None:
     found = there(sent)
     assert found[0].weight is found[1].weight
     assert torch.equal(found[0].weight, sent[0].weight)
+
+
+# -- storages ------------------------------------------------------------------------------------
+
+
+def bytes_of(torch: Any, storage: Any) -> list[int]:
+    found: list[int] = torch.empty(0, dtype=torch.uint8).set_(storage).tolist()
+    return found
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("threshold", [0, THRESHOLD, NEVER])
+@pytest.mark.parametrize("nbytes", [0, 1, 200, 1000, 100_000])
+def test_a_storage_arrives_as_its_bytes(nbytes: int, threshold: int) -> None:
+    torch = pytest.importorskip("torch")
+    sent = (torch.arange(nbytes) % 251).to(torch.uint8).untyped_storage()
+    found = there([{"bare": sent}], threshold)[0]["bare"]
+    assert type(found) is torch.UntypedStorage
+    assert bytes_of(torch, found) == bytes_of(torch, sent)
+    before = bytes_of(torch, sent)
+    found.fill_(7)
+    assert bytes_of(torch, sent) == before
+
+
+@pytest.mark.torch
+def test_the_memory_of_a_storage_stays_out_of_the_stream() -> None:
+    torch = pytest.importorskip("torch")
+    sent = torch.zeros(100_000).untyped_storage()
+    payload = encode([sent, sent], THRESHOLD)
+    (buffer,) = payload.buffers
+    assert buffer.nbytes == 400_000
+    first, second = arrive(payload)
+    assert first is second
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool", "complex64"])
+def test_typed_storages_share_theirs_as_before(dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    kind = getattr(torch, dtype)
+    memory = torch.arange(64, dtype=torch.uint8).untyped_storage()
+    sent = [
+        torch.TypedStorage(wrap_storage=memory, dtype=dtype, _internal=True)
+        for dtype in (kind, torch.uint8)
+    ]
+    found, other = there(sent)
+    assert type(found) is torch.TypedStorage
+    assert (found.dtype, other.dtype) == (kind, torch.uint8)
+    assert found._untyped_storage is other._untyped_storage
+    assert bytes_of(torch, found._untyped_storage) == list(range(64))
+
+
+@pytest.mark.torch
+def test_storages_beside_a_function_that_travels_by_value() -> None:
+    torch = pytest.importorskip("torch")
+    sent = torch.arange(9, dtype=torch.uint8).untyped_storage()
+    assert bytes_of(torch, there(lambda: sent)()) == list(range(9))
+
+
+@pytest.mark.torch
+def test_a_storage_without_memory_stays_one() -> None:
+    torch = pytest.importorskip("torch")
+    found = there(torch.UntypedStorage(12, device="meta"))
+    assert (found.device.type, found.nbytes()) == ("meta", 12)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("nbytes", [0, 10, 1000])
+def test_another_default_device_changes_no_storage(nbytes: int) -> None:
+    torch = pytest.importorskip("torch")
+    sent = torch.UntypedStorage(nbytes)
+    sent.fill_(3)
+    with torch.device("meta"):
+        found = there(sent)
+        empty = there(torch.zeros(0, device="cpu"))
+    assert bytes_of(torch, found) == [3] * nbytes
+    assert empty.device.type == "cpu"
+
+
+@pytest.mark.cuda
+def test_a_storage_of_a_gpu_arrives_on_the_cpu() -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    found = there(torch.arange(100, dtype=torch.uint8, device="cuda").untyped_storage())
+    assert bytes_of(torch, found) == list(range(100))
+
+
+@pytest.mark.torch
+def test_a_class_with_the_name_of_one_of_torch_is_no_storage() -> None:
+    torch = pytest.importorskip("torch")
+    UntypedStorage = type("UntypedStorage", (), {"__module__": "torch"})
+    assert codec.reducer_of(UntypedStorage) is None
+    assert codec.reducer_of(torch.UntypedStorage) is not None
 
 
 class Meta(type):

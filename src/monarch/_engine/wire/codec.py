@@ -5,7 +5,7 @@ instances only. For an object that must travel by value (defined in ``__main__``
 interactively), `reducer_override` raises `_ByValue`. Then, and for anything that plain pickle
 refuses, cloudpickle pickles the whole object. Plain arguments never pay for that.
 
-Buffers (numpy arrays, `PickleBuffer`, tensors through the reducer registry) of at least
+Buffers (numpy arrays, `PickleBuffer`, tensors and storages by the table of reducers) of at least
 `threshold` bytes stay out of the pickle stream, and large `bytes` are handed over by the C pickler
 as they are, without a copy. A payload is a list of chunks and a list of buffers. The transport puts
 them into a shared segment or on a socket, or copies them.
@@ -45,13 +45,16 @@ __all__ = [
     "encode_call",
     "encode_result",
     "loads",
+    "reducer_of",
+    "reducers",
     "register_reducer",
     "travels_by_name",
 ]
 
 Reducer = Callable[[Any], Any]
 
-_reducers: dict[type, Reducer] = {}
+reducers: dict[type, Reducer] = {}
+"""``{class: reducer}`` for the instances of exactly that class. Programs write to it, too."""
 loads = pickle.loads
 """`decode` for a stream without buffers, without the cost of a Python call."""
 _dumps = pickle.dumps
@@ -61,7 +64,7 @@ _UNLIMITED = sys.maxsize
 
 def register_reducer(cls: type, reducer: Reducer) -> None:
     """Have instances of exactly `cls` pickled by `reducer(obj) -> __reduce__ value`."""
-    _reducers[cls] = reducer
+    reducers[cls] = reducer
 
 
 class _ByValue(Exception):
@@ -109,7 +112,7 @@ class _Pickler(pickle.Pickler):
             if travels_by_name(obj):
                 return NotImplemented
             raise _ByValue
-        reducer = _reducer_of(type(obj))
+        reducer = reducer_of(type(obj))
         return NotImplemented if reducer is None else reducer(obj)
 
 
@@ -121,13 +124,18 @@ def _reduce_file(file: io.TextIOWrapper) -> Any:
     raise TypeError(f"cannot pickle an open file: send its name ({file.name!r}), or what is in it")
 
 
-_reducers[io.TextIOWrapper] = _reduce_file
+reducers[io.TextIOWrapper] = _reduce_file
 
 
-def _reducer_of(kind: type) -> Reducer | None:
-    reducer = _reducers.get(kind)
-    if reducer is None and kind.__module__ == "torch" and (reducer := tensor_reducer(kind)):
-        _reducers[kind] = reducer
+def reducer_of(kind: type) -> Reducer | None:
+    """Return the reducer of instances of exactly `kind`; None for those that pickle knows."""
+    reducer = reducers.get(kind)
+    if (
+        reducer is None
+        and kind.__module__ in ("torch", "torch.storage")  # no set: it would hash the name
+        and (reducer := tensor_reducer(kind))
+    ):
+        reducers[kind] = reducer
     return reducer
 
 
@@ -331,14 +339,14 @@ def by_value_pickler() -> Any:
                 # The reducers of the base class, in a dict: the pickler, which takes the table when
                 # it is made, looks into it for each object.
                 table: dict[type, Any] = {}
-                for reducers in reversed(tables.maps):
-                    table.update(reducers)
+                for known in reversed(tables.maps):
+                    table.update(known)
                 table[types.CodeType] = functools.partial(_with_file, table[types.CodeType])
                 self.dispatch_table = table
                 super().__init__(file, protocol=protocol, buffer_callback=buffer_callback)
 
             def reducer_override(self, obj: object) -> Any:
-                reducer = _reducer_of(type(obj))
+                reducer = reducer_of(type(obj))
                 if reducer is not None:
                     return reducer(obj)
                 if isinstance(obj, _function_types) and travels_by_name(obj):

@@ -1,4 +1,4 @@
-"""Torch tensors in payloads: their memory is sent out of band, and they are rebuilt on the CPU.
+"""Torch tensors and storages in payloads: memory is sent out of band, and rebuilt on the CPU.
 
 A dense tensor is sent as its elements (a view of a large storage sends the view, not the storage)
 and arrives contiguous. On one host the received tensor refers to the mapped segment, without a
@@ -10,6 +10,10 @@ the few kinds whose values are, by torch's dispatch keys, and all that moves ten
 it: messages, `monarch.rdma`, `monarch.training`, the processes of a mesh of tensors. All other
 kinds (sparse, quantised, nested, meta, subclasses, tensors inside of `torch.func`) are pickled by
 torch itself, or refused. A list of the kinds to exclude was rejected: torch gets new ones.
+
+A storage is sent as its bytes, and a typed one as its storage and dtype: what torch pickles of a
+bare storage cannot be loaded. A storage that several typed ones of a message have is sent once, and
+they share it at the receiver. A tensor does not share memory with other parts of its message.
 """
 
 from __future__ import annotations
@@ -32,9 +36,11 @@ _LAZY = ("Conjugate", "Negative", "ZeroTensor")  # their values are computed whe
 
 
 def tensor_reducer(kind: type) -> Callable[[Any], Any] | None:
-    """Return the reducer for `kind` if it is torch's plain tensor class, else None."""
-    torch: Any = sys.modules.get("torch")
-    return _reduce if torch is not None and kind is torch.Tensor else None
+    """Return the reducer for torch's plain tensors and its storages; None for other classes."""
+    reducer = _REDUCERS.get(kind.__name__)
+    if reducer is None or getattr(sys.modules.get("torch"), kind.__name__, None) is not kind:
+        return None
+    return reducer
 
 
 @functools.lru_cache(maxsize=1)
@@ -109,7 +115,48 @@ def _rebuild(buffer: Any, dtype: Any, shape: tuple[int, ...], requires_grad: boo
     torch: Any = sys.modules.get("torch") or importlib.import_module("torch")
     with torch._C._DisableTorchDispatch():
         if not memoryview(buffer).nbytes:
-            tensor = torch.empty(shape, dtype=dtype)
+            tensor = torch.empty(shape, dtype=dtype, device="cpu")
         else:
             tensor = torch.frombuffer(buffer, dtype=dtype).reshape(shape)
         return tensor.requires_grad_() if requires_grad else tensor
+
+
+def _reduce_storage(storage: Any) -> Any:
+    nbytes: int = storage.nbytes()
+    if storage.device.type == "meta":
+        return _rebuild_without_memory, (nbytes,)
+    plain = storage.cpu()
+    buffer: Any = b""
+    if nbytes:
+        import ctypes  # see above
+
+        memory: Any = (ctypes.c_char * nbytes).from_address(plain.data_ptr())
+        memory.owner = plain
+        buffer = pickle.PickleBuffer(memory)
+    return _rebuild_storage, (buffer, nbytes)
+
+
+def _rebuild_storage(buffer: Any, nbytes: int) -> Any:
+    torch: Any = sys.modules.get("torch") or importlib.import_module("torch")
+    return _rebuild(buffer, torch.uint8, (nbytes,), False).untyped_storage()
+
+
+def _rebuild_without_memory(nbytes: int) -> Any:
+    torch: Any = sys.modules.get("torch") or importlib.import_module("torch")
+    return torch.UntypedStorage(nbytes, device="meta")
+
+
+def _reduce_typed(storage: Any) -> Any:
+    return _rebuild_typed, (storage._untyped_storage, storage.dtype)
+
+
+def _rebuild_typed(storage: Any, dtype: Any) -> Any:
+    torch: Any = sys.modules["torch"]  # its storage was loaded before
+    return torch.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+
+
+_REDUCERS = {
+    "Tensor": _reduce,
+    "TypedStorage": _reduce_typed,
+    "UntypedStorage": _reduce_storage,
+}
