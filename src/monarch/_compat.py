@@ -47,7 +47,10 @@ PATHS: dict[str, dict[str, str]] = {
             enable_transport send shutdown_context
         """,
         "monarch._engine.mesh.meshes.actor_mesh": "ActorMesh",
-        "monarch._engine.mesh.call.context": "CreatorInstance Instance _context",
+        "monarch.config": "configure",  # scripts of forge, before they attach to workers
+        "monarch._engine.mesh.call.context": """
+            CreatorInstance Instance _context _set_context=_context.set
+        """,
         "monarch._engine.mesh.call.endpoint": "NotAnEndpoint",
         "monarch._engine.mesh.call.port": "RankedPortReceiver",
         "monarch._compat": "IN_PAR",
@@ -61,7 +64,13 @@ PATHS: dict[str, dict[str, str]] = {
     "monarch._src.actor.bootstrap_main": {
         "monarch._engine.runtime.agent.bootstrap": "main invoke_main=main",
     },
-    "monarch._src.actor.concurrent": {"monarch.actor": "concurrent_endpoint"},
+    "monarch._src.actor.concurrent": {
+        "monarch.actor": "concurrent_endpoint",
+        # verl, for the endpoints of TorchStore that it wraps
+        "monarch._reference.explicit_port": """
+            _explicit_response_signature=explicit_response_signature
+        """,
+    },
     "monarch._src.actor.debugger.debug_command": {
         "monarch._debug": "Attach Cast Continue DebugCommand Help ListCommand Quit",
     },
@@ -96,6 +105,12 @@ PATHS: dict[str, dict[str, str]] = {
             set_tensor_engine_mock_registry_state=install_engines
         """,
     },
+    # verl registers codecs at the start of each worker, and takes objects apart into storages.
+    "monarch._src.actor.pickle": {
+        "monarch._reference.pickling": """
+            _Pickler _TorchPickler _ensure_torch_pickle flatten unflatten
+        """,
+    },
     "monarch._src.actor.proc_mesh": {
         "monarch.actor": "ProcMesh get_or_spawn_controller",
         "monarch._engine.mesh.meshes.controller": """
@@ -110,7 +125,7 @@ PATHS: dict[str, dict[str, str]] = {
         "monarch._engine.shapes": "Extent MeshTrait NDSlice=Slice Shape ShapeExt Slice",
     },
     "monarch._src.actor.supervision": {
-        "monarch.actor": "unhandled_fault_hook",
+        "monarch.actor": "MeshFailure unhandled_fault_hook",
         "monarch._engine.base.errors": "UnhandledFaultHookException",
     },
     "monarch._src.actor.telemetry": {
@@ -128,6 +143,7 @@ PATHS: dict[str, dict[str, str]] = {
         "monarch.job.batch": "BatchJob",
         "monarch.job.login": "LoginJob ProcessState",
     },
+    "monarch._src.job.process": {"monarch.job": "ProcessJob"},
     "monarch._src.job.slurm": {"monarch.job": "SlurmJob"},
     "monarch._src.rdma.rdma": {
         "monarch.rdma": """
@@ -135,8 +151,13 @@ PATHS: dict[str, dict[str, str]] = {
             RDMAWriteTransferWarning get_rdma_backend is_rdma_available
         """,
     },
+    # The trainers of forge subclass it, and call its `_setup_env`.
+    "monarch._src.spmd.actor": {"monarch.spmd": "SPMDActor"},
     "monarch._rust_bindings": {"monarch._compat": "has_tensor_engine"},
-    "monarch._rust_bindings.rdma": {"monarch.rdma": "RdmaInitError=RdmaUnavailable"},
+    "monarch._rust_bindings.rdma": {
+        "monarch.rdma": "RdmaInitError=RdmaUnavailable",
+        "monarch.rdma.hardware": "rdma_supported",  # TorchStore, to choose its transport
+    },
     "monarch._rust_bindings.monarch_hyperactor.actor": {"monarch.actor": "Actor"},
     "monarch._rust_bindings.monarch_hyperactor.buffers": {
         "monarch._reference.buffers": "Buffer FrozenBuffer",
@@ -167,11 +188,15 @@ PATHS: dict[str, dict[str, str]] = {
         "monarch.actor": "PortReceiver",
         "monarch._engine.base.failure": "UndeliverableMessageEnvelope",
     },
+    "monarch._rust_bindings.monarch_hyperactor.pickle": {  # verl, to try its codecs
+        "monarch._reference.pickling": "PicklingState pickle",
+    },
     "monarch._rust_bindings.monarch_hyperactor.proc": {
         "monarch._reference.identity": "ActorAddr ProcId Uid",
     },
     "monarch._rust_bindings.monarch_hyperactor.pytokio": {
         "monarch._engine.base.errors": "WouldBlockRuntime",
+        "monarch._reference.python_task": "PythonTask",  # verl, for the answers of TorchStore
     },
     "monarch._rust_bindings.monarch_hyperactor.shape": {
         "monarch._engine.shapes": "Extent Point=BasePoint Region Shape Slice",
@@ -179,6 +204,9 @@ PATHS: dict[str, dict[str, str]] = {
     "monarch._rust_bindings.monarch_hyperactor.supervision": {
         "monarch._engine.base.errors": "SupervisionError",
         "monarch._engine.base.failure": "MeshFailure",
+    },
+    "monarch._rust_bindings.monarch_hyperactor.telemetry": {
+        "monarch._telemetry.events": "instant_event",  # fault hooks of programs
     },
     "monarch._rust_bindings.monarch_hyperactor.value_mesh": {"monarch.actor": "ValueMesh"},
     "monarch.builtins": {"monarch._tensors.builtins": "log_remote set_logging_level_remote"},
@@ -408,6 +436,8 @@ PATHS: dict[str, dict[str, str]] = {
             get_execution_timer_summary get_latest_timer_measurement get_time_perfcounter
         """,
     },
+    # torchft's replicas, and others that were written for early releases
+    "monarch.utils": {"monarch.spmd": "setup_env_for_distributed=setup_torch_elastic_env_async"},
 }
 
 #: Former public aliases: each has the names of its target, and warns with the path to import from.
@@ -550,11 +580,15 @@ INTERNAL: dict[str, dict[str, str]] = {
     "monarch._rust_bindings.monarch_hyperactor.mailbox": {
         "Mailbox OncePortRef PortId PortRef": _WIRE,
     },
+    "monarch._rust_bindings.monarch_hyperactor.pickle": {"PendingMessage": _CODEC},
     "monarch._rust_bindings.monarch_hyperactor.proc": {
         "Proc init_proc": "use monarch.actor.this_proc() and context()",
     },
     "monarch._rust_bindings.monarch_hyperactor.pytokio": {
-        "Handle PythonTask Shared is_tokio_thread": _TASKS,
+        "Handle Shared is_tokio_thread": _TASKS,
+    },
+    "monarch._rust_bindings.monarch_hyperactor.telemetry": {
+        "PySpan forward_to_tracing": _SPANS,
     },
 }
 for _alias, (_target, _) in DEPRECATED.items():
@@ -564,7 +598,6 @@ for _alias, (_target, _) in DEPRECATED.items():
 INTERNAL_MODULES = {
     "monarch._src.actor.code_sync": "use HostMesh.sync_workspace()",
     "monarch._src.actor.mpsc": _TASKS,
-    "monarch._src.actor.pickle": _CODEC,
     "monarch._src.actor.proc_launcher": _LAUNCH,
     "monarch._src.actor.python_extension_methods": _NATIVE,
     "monarch._src.actor.source_loader": "sources travel with functions that are sent by value",
@@ -573,8 +606,6 @@ INTERNAL_MODULES = {
     "monarch._rust_bindings.monarch_extension": _NATIVE,
     "monarch._rust_bindings.monarch_hyperactor.actor_mesh": _MESHES,
     "monarch._rust_bindings.monarch_hyperactor.logging": _LOGS,
-    "monarch._rust_bindings.monarch_hyperactor.pickle": _CODEC,
-    "monarch._rust_bindings.monarch_hyperactor.telemetry": _SPANS,
     "monarch._rust_bindings.monarch_messages": _TENSORS,
     "monarch.remote": _TENSORS,
 }

@@ -156,7 +156,7 @@ def test_homes_are_looked_up_at_each_access(monkeypatch: pytest.MonkeyPatch) -> 
 def test_dir_lists_what_is_served() -> None:
     from monarch._src.actor import concurrent
 
-    assert dir(concurrent) == ["concurrent_endpoint"]
+    assert dir(concurrent) == ["_explicit_response_signature", "concurrent_endpoint"]
 
 
 @pytest.mark.parametrize("module", _compat.PROGRAMS)

@@ -13,6 +13,7 @@ import monarch.actor
 from monarch import _telemetry
 from monarch._engine.base import instrument
 from monarch._telemetry import span, spans, traced
+from monarch._telemetry.events import instant_event
 
 
 class Recorder:
@@ -139,6 +140,22 @@ def test_log_records_become_events(sink, monkeypatch):
     ((kind, name, attributes),) = sink.heard
     assert (kind, name) == ("event", "lost 3")
     assert (attributes["logger"], attributes["level"]) == (logger.name, "WARNING")
+
+
+def test_an_instant_event_goes_to_the_sink_and_the_current_span(sink, monkeypatch):
+    added = []
+
+    class Trace:
+        def get_current_span(self):
+            return self
+
+        def add_event(self, name, attributes):
+            added.append(name)
+
+    monkeypatch.setattr(spans, "_trace", Trace())
+    instant_event("restarted")
+    assert sink.heard == [("event", "restarted", {"level": "INFO"})]
+    assert added == ["restarted"]
 
 
 def test_tracer_is_opentelemetrys():

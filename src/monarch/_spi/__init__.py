@@ -157,6 +157,8 @@ if TYPE_CHECKING:
         by_value_pickler,
         decode,
         encode,
+        reducer_of,
+        reducers,
         register_reducer,
         travels_by_name,
     )
@@ -350,6 +352,8 @@ __all__ = [
     "reactor_call",
     "rebind",
     "rebuild_error",
+    "reducer_of",
+    "reducers",
     "register_reducer",
     "renounce",
     "replacements",
@@ -456,7 +460,9 @@ _NAMES = {
     "_engine.transport.frame_link": "FrameLink",
     "_engine.transport.link": "Link",
     "_engine.wire.call_meta": "route",
-    "_engine.wire.codec": "by_value_pickler decode encode register_reducer travels_by_name",
+    "_engine.wire.codec": (
+        "by_value_pickler decode encode reducer_of reducers register_reducer travels_by_name"
+    ),
     "_engine.wire.frame": "CALL FAILURE Frame PROBE QUERY STOP",
     "_engine.wire.tensor": "plain_tensor",
     "_spi.answers": "call_each",

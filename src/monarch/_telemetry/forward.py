@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from monarch._spi import instrument
-from monarch._telemetry import spans
+from monarch._telemetry.events import report
 
 __all__ = ["TracingForwarder"]
 
@@ -29,10 +28,6 @@ class TracingForwarder(logging.Handler):
                 "file": record.pathname,
                 "line": record.lineno,
             }
-            sink = instrument.sink
-            if sink is not None:
-                sink.event(message, attributes)
-            if spans._trace is not None:
-                spans._trace.get_current_span().add_event(message, attributes)
+            report(message, attributes)
         except Exception:
             self.handleError(record)

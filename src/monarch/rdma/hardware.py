@@ -16,6 +16,7 @@ __all__ = [
     "ibverbs_devices",
     "is_ibverbs_available",
     "is_rdma_available",
+    "rdma_supported",
 ]
 
 
@@ -68,6 +69,11 @@ def get_rdma_backend() -> str:
     if is_ibverbs_available():
         return "ibverbs"
     return "tcp" if _spi.settings.rdma_allow_tcp_fallback else "none"
+
+
+def rdma_supported() -> bool:
+    """Whether this process can make buffers: whether `get_rdma_backend` is not "none"."""
+    return get_rdma_backend() != "none"
 
 
 def is_rdma_available() -> bool:

@@ -64,7 +64,7 @@ class SPMDActor(Actor):
     @endpoint
     def setup_env(self, master_addr: str, master_port: int) -> None:
         """Set torchrun's variables for this process."""
-        self._set_up(master_addr, master_port)
+        self._setup_env(master_addr, master_port)
 
     @endpoint
     def main(self, master_addr: str, master_port: int, script_args: list[str]) -> bool:
@@ -74,11 +74,12 @@ class SPMDActor(Actor):
         """
         if not script_args:
             raise ValueError("No script or module specified")
-        self._set_up(master_addr, master_port)
+        self._setup_env(master_addr, master_port)
         run_script(script_args)
         return True
 
-    def _set_up(self, master_addr: str, master_port: int) -> None:
+    # Subclasses in programs call it by this name.
+    def _setup_env(self, master_addr: str, master_port: int) -> None:
         os.environ.update(
             torchrun_variables(self._rank, self._world, self._local_world, master_addr, master_port)
         )

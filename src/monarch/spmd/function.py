@@ -169,7 +169,7 @@ class _Rank(SPMDActor):
     ) -> tuple[int, Any]:
         name = getattr(function, "__qualname__", repr(function))
         with _as_running(name, (master_addr, master_port)):
-            self._set_up(master_addr, master_port)
+            self._setup_env(master_addr, master_port)
             try:
                 return self._rank, function(*args, **kwargs)
             except SystemExit as error:

@@ -778,6 +778,171 @@ def test_client_threads(program):
     assert lines(done) == ["True"]
 
 
+@pytest.mark.ours("the reference cannot load the storages in a message")
+def test_tensors_in_shared_memory(program):
+    """TorchStore's transport on one host: descriptors travel, and a cache of attached storages."""
+    pytest.importorskip("torch")
+    done = program(
+        """
+        from dataclasses import dataclass, field
+        import torch
+        from monarch.actor import Actor, endpoint, this_host
+
+        def allocate(shape, dtype):
+            size = shape.numel() * dtype.itemsize
+            storage = torch.UntypedStorage._new_using_filename_cpu(size)
+            return torch.empty(0, dtype=dtype).set_(storage).view(shape).fill_(0)
+
+        @dataclass
+        class Descriptor:
+            manager: bytes
+            handle: bytes
+            size: int
+            shape: torch.Size
+            dtype: torch.dtype
+
+            @classmethod
+            def of(cls, tensor):
+                assert tensor.is_shared()
+                parts = tensor.untyped_storage()._share_filename_cpu_()
+                return cls(*parts, tensor.shape, tensor.dtype)
+
+            def attach(self):
+                parts = self.manager, self.handle, self.size
+                return Entry(torch.UntypedStorage._new_shared_filename_cpu(*parts), self)
+
+        @dataclass
+        class Entry:
+            storage: torch.UntypedStorage
+            descriptor: Descriptor
+
+            def tensor(self):
+                flat = torch.empty(0, dtype=self.descriptor.dtype).set_(self.storage)
+                return flat.view(self.descriptor.shape)
+
+        @dataclass
+        class Transport:
+            cache: dict = field(default_factory=dict)
+            descriptor: Descriptor | None = None
+
+        class Volume(Actor):
+            def __init__(self):
+                self.tensors = {}
+
+            @endpoint
+            async def put(self, key, transport):
+                self.tensors[key] = transport.descriptor.attach().tensor()
+                return {key: entry.tensor()[1, 1].item() for key, entry in transport.cache.items()}
+
+            @endpoint
+            async def get(self, key, transport):
+                transport.descriptor = Descriptor.of(self.tensors[key])
+                return transport
+
+            @endpoint
+            async def total(self, key):
+                return self.tensors[key].sum().item()
+
+        class Reader(Actor):
+            @endpoint
+            async def read(self, volume, key):
+                transport = await volume.get.call_one(key, Transport())
+                return transport.descriptor.attach().tensor().clone()
+
+        volume = this_host().spawn_procs().spawn("volume", Volume)
+        reader = this_host().spawn_procs().spawn("reader", Reader)
+        weights = torch.arange(200_000.0).view(400, 500)
+        cache = {}
+        for step in range(2):
+            shared = allocate(weights.shape, weights.dtype).copy_(weights)
+            transport = Transport(cache, Descriptor.of(shared))
+            print(volume.put.call_one(f"step{step}", transport).get())
+            cache[f"step{step}"] = transport.descriptor.attach()
+            print(torch.equal(reader.read.call_one(volume, f"step{step}").get(), weights))
+        back = volume.get.call_one("step0", Transport(cache)).get()
+        print(torch.equal(back.cache["step1"].tensor(), weights))
+        back.cache["step1"].tensor().fill_(1)  # a copy
+        cache["step0"].tensor().fill_(1)  # the memory that all have mapped
+        print(volume.total.call_one("step0").get(), cache["step1"].tensor().max().item())
+        """
+    )
+    assert lines(done) == [
+        "{}",
+        "True",
+        "{'step0': 501.0}",
+        "True",
+        "True",
+        "200000.0 199999.0",
+    ]
+
+
+def test_replicas_that_come_back(program):
+    """As torchft's: an actor spawns the trainers of a replica, and the script spawns it anew."""
+    pytest.importorskip("torch")
+    done = program(
+        """
+        import asyncio, os, signal
+        import torch, torch.distributed as dist
+        import monarch.actor
+        from monarch.actor import Actor, current_rank, endpoint, this_host
+        from monarch.spmd import setup_torch_elastic_env_async
+
+        monarch.actor.unhandled_fault_hook = lambda failure: None
+
+        class TrainingActor(Actor):
+            def __init__(self, replica_id):
+                self.uid = f"[replica_{replica_id}_trainer_{current_rank().rank}]"
+
+            @endpoint(instrument=False)
+            async def start_training(self, attempt):
+                dist.init_process_group("gloo")
+                total = torch.ones(1)
+                dist.all_reduce(total)
+                if attempt == 0 and "replica_1_trainer_1" in self.uid:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                dist.destroy_process_group()
+                return total.item()
+
+        class ReplicaActor(Actor):
+            def __init__(self, replica_id):
+                self.replica_id = replica_id
+                self.trainers = None
+
+            async def __supervise__(self, failure):
+                if self.trainers is not None:
+                    procs, self.trainers = self.trainers, None
+                    await procs.stop()
+                return True
+
+            @endpoint(instrument=False)
+            async def start_replica(self, attempt):
+                self.trainers = procs = this_host().spawn_procs({"gpus": 2})
+                async with procs:
+                    await procs.logging_option(stream_to_client=True)
+                    await setup_torch_elastic_env_async(procs)
+                    actors = procs.spawn("training_actors", TrainingActor, self.replica_id)
+                    return (await actors.start_training.call(attempt)).values()
+
+        async def run_replica(replica_id, attempt=0):
+            procs = this_host().spawn_procs({"gpus": 1})
+            await procs.logging_option(aggregate_window_sec=None)
+            replica = procs.spawn("replica_actor", ReplicaActor, replica_id)
+            try:
+                return attempt, await replica.start_replica.call_one(attempt)
+            except Exception:
+                return await run_replica(replica_id, attempt + 1)
+            finally:
+                await procs.stop()
+
+        async def main():
+            print(await asyncio.gather(run_replica(0), run_replica(1)))
+
+        asyncio.run(main())
+        """
+    )
+    assert lines(done)[-1] == "[(0, [2.0, 2.0]), (1, [2.0, 2.0])]"
+
+
 SMALL = """
 import sys
 from monarch.actor import Actor, endpoint, this_host

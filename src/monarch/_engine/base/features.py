@@ -49,6 +49,7 @@ HOOKS = {
     "join_parent": "monarch._children.membership:join",
     "open_to_children": "monarch._children.door:open_to_children",
     "pickle_script": "monarch._children.pickler:install",
+    "python_task": "monarch._reference.python_task:PythonTask",
     "serve_output": "monarch._output.process:serve",
     "shield_successor": "monarch._restarts.epoch_barrier:EpochBarrier",
     "set_logging": "monarch._output.logging_option:set_logging",

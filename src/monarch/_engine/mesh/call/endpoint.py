@@ -158,7 +158,12 @@ class EndpointProperty(Generic[P, R_co]):
         self._user_port = explicit_response_port
         if concurrent:
             self._explicit_response_port = True
+        self._name: str | None = None
         self.__doc__ = method.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        """Learn the name in the class. Programs that add an endpoint later call it themselves."""
+        self._name = name
 
     # A mesh is annotated with the actor's class, so a type checker must see the mesh's endpoint as
     # the attribute of an instance. At run time a mesh is no instance of that class, and the
@@ -171,7 +176,7 @@ class EndpointProperty(Generic[P, R_co]):
         return self
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        name = self._method.__name__
+        name = self._name or self._method.__name__
         raise TypeError(
             f"'EndpointProperty' object is not callable: {self._method.__qualname__} is an "
             "endpoint, which is called through a mesh. Inside its own actor, move the code to a "

@@ -98,6 +98,14 @@ class Port(Generic[T]):
         """
         self._post(obj, 0)
 
+    def resolve_and_send(self, obj: T) -> Future[None]:
+        """Send a message as `send` does; return a future that is settled.
+
+        In the reference it waits for the meshes in `obj`, which can be sent at once here.
+        """
+        self.send(obj)
+        return Future._of(None)
+
     def exception(self, exc: BaseException) -> None:
         """Send an exception, which the receiver raises; otherwise as `send`."""
         self._post(exc, RAISE)

@@ -23,11 +23,12 @@ import math
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar
 
 from monarch._engine.base.error_page import see_page
 from monarch._engine.base.errors import DeadlockError, user_stacklevel
+from monarch._engine.base.features import hook
 from monarch._engine.mesh.results.faults import Faults, set_looks
 from monarch._engine.runtime.agent.client import client_proc
 from monarch._engine.runtime.io import environment as environments
@@ -241,9 +242,13 @@ class Future(Generic[R_co]):
         return self
 
     @staticmethod
-    def _from_coro(coroutine: Coroutine[Any, Any, R]) -> Future[R]:
-        """Return a future that runs `coroutine` when first observed."""
+    def _from_coro(coroutine: Awaitable[R]) -> Future[R]:
+        """Return a future that awaits a coroutine, or a `PythonTask`, when first observed."""
         return _CoroutineFuture.starting(lambda: coroutine, None)
+
+    def _take_inner(self) -> Any:
+        """Return the operation as an object that can be started: a `PythonTask`."""
+        return hook("python_task")(self)
 
     def _resolve(self, state: int, content: Any) -> bool:
         """Settle from any thread; False if it was settled before."""
@@ -624,11 +629,11 @@ class _CoroutineFuture(Future[R_co]):
 
     _context: contextvars.Context | None
     _lock: threading.Lock
-    _start: Callable[[], Coroutine[Any, Any, R_co]] | None
+    _start: Callable[[], Awaitable[R_co]] | None
 
     @staticmethod
     def starting(
-        start: Callable[[], Coroutine[Any, Any, R]], context: contextvars.Context | None
+        start: Callable[[], Awaitable[R]], context: contextvars.Context | None
     ) -> Future[R]:
         self: _CoroutineFuture[R] = _CoroutineFuture._new()
         self._start = start
@@ -695,13 +700,15 @@ class _CoroutineFuture(Future[R_co]):
             self._resolve(VALUE, task.result())
 
     def _drive_async(self, loop: asyncio.AbstractEventLoop) -> None:
+        import asyncio
+
         start = self._claim()
         if start is None:
             return
         if self._context is None:
-            task = loop.create_task(start())
+            task = asyncio.ensure_future(start(), loop=loop)
         else:
-            task = self._context.run(lambda: loop.create_task(start()))
+            task = self._context.run(lambda: asyncio.ensure_future(start(), loop=loop))
         _background.add(task)
         task.add_done_callback(_background.discard)
         task.add_done_callback(self._settle)
