@@ -113,7 +113,7 @@ def wanted(pid: int | None = None) -> Place:
             "job.enable_telemetry() in it"
         )
     names = ", ".join(f"{place.pid} ({place.script})" for place in places)
-    raise LookupError(f"several scripts record telemetry; choose one with --pid: {names}")
+    raise LookupError(f"several scripts record telemetry; give the pid of one: {names}")
 
 
 def _read(path: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import socket
 import sys
 from typing import TYPE_CHECKING
 
+from monarch.cli.script_pid import add_option, without_pid
 from monarch.cli.why import chosen
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ examples:
   monarch debug --job              of the script that `monarch exec` has started on a host
   monarch debug --dap              for VS Code: the ranks that are at a breakpoint
   monarch debug --dap trainers 0:4           these ranks, also before a breakpoint
+  monarch debug --dap 4242 trainers 0:4      these of the script with this pid
   monarch debug --dap trainers gpus=0 > .vscode/launch.json
 
 Without an option: the only script of this user that runs here, or else the only one with a rank at
@@ -70,9 +72,14 @@ Protocol, until Ctrl-C. It needs debugpy where the ranks run: pip install 'pymon
     parser.add_argument(
         "--dap", action="store_true", help="let an editor attach to ranks, as VS Code does"
     )
-    parser.add_argument("name", nargs="?", help="with --dap: the actors; default: those that wait")
-    parser.add_argument("ranks", nargs="?", help="with --dap: such as 3, 1,4, 0:8, gpus=(0,2)")
-    parser.add_argument("--pid", type=int, help="the script, if several run on this machine")
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="[PID] NAME RANKS",
+        help="the script, if several run on this machine; with --dap: the actors (those that "
+        "wait), and ranks such as 3, 1,4, 0:8, gpus=(0,2)",
+    )
+    add_option(parser)
     parser.add_argument(
         "--job", action="store_true", help="a script on a host of the job of this directory"
     )
@@ -84,10 +91,12 @@ Protocol, until Ctrl-C. It needs debugpy where the ranks run: pip install 'pymon
 
 
 def _debug(options: argparse.Namespace) -> int:
-    if options.name is not None and options.name.isdigit() and not options.dap:
-        options.pid, options.name = int(options.name), None
-    if options.name is not None and not options.dap:
+    words, options.pid = without_pid(options.words, options.pid)
+    if words and not options.dap:
         raise ValueError("actors are named with --dap; the debugger itself shows all of them")
+    if len(words) > 2:
+        raise ValueError(f"--dap takes a name and ranks, such as 0:8, and no third: {words[2]}")
+    name, ranks = (*words, None, None)[:2]
     if options.host is not None and (options.dap or options.job):
         raise ValueError("--host names a port; --dap and --job find the script without one")
     named = options.host is not None or (options.port is not None and not options.dap)
@@ -102,7 +111,7 @@ def _debug(options: argparse.Namespace) -> int:
             from monarch.cli.debug_editor import serve_editors
 
             door = door or stack.enter_context(_far_door(options.pid))
-            return serve_editors(door, options.name, options.ranks, options.port)
+            return serve_editors(door, name, ranks, options.port)
         if door is not None:
             _converse(door.console())
             return 0
@@ -128,7 +137,7 @@ def _script(pid: int | None) -> ScriptDoor | None:
         if not pids:
             return None
         stopped = stopped_ones(pids)
-        pid = stopped[0] if len(stopped) == 1 else chosen(None, "debug --pid")
+        pid = stopped[0] if len(stopped) == 1 else chosen(None, "debug")
     return ScriptDoor(pid)
 
 

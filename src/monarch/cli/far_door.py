@@ -51,7 +51,7 @@ def far_door(pid: int | None) -> Generator[Door]:
             raise RuntimeError(f"{which} runs on the hosts of the job of context {context!r}")
         if len(found) > 1:
             rows = "\n".join(
-                f"  monarch debug --job --pid {number}    {command}, on {machine}"
+                f"  monarch debug --job {number}    {command}, on {machine}"
                 for (machine, number), (_, command) in found.items()
             )
             raise RuntimeError(f"several scripts run on the hosts of the job; name one:\n{rows}")

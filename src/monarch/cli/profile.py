@@ -15,7 +15,7 @@ import tempfile
 import time
 from typing import TYPE_CHECKING, Any
 
-from monarch.cli.script_pid import IfGiven
+from monarch.cli.script_pid import IfGiven, add_option
 from monarch.cli.why import chosen, diagnosis_of, unreachable
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def add_profile(parser: argparse.ArgumentParser) -> None:
         action=IfGiven,
         help="the process number of the script, if several run here; or an address of telemetry",
     )
-    parser.add_argument("--pid", dest="source", help=argparse.SUPPRESS)
+    add_option(parser, dest="source", type=str, help="the same, for a process number")
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument(
         "--time", metavar="TIME", default="10s", help="record a trace for so long (10s)"

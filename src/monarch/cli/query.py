@@ -8,16 +8,20 @@ import shutil
 import sys
 import urllib.error
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from typing import Any
+
+from monarch.cli.script_pid import add_option, without_pid
 
 __all__ = ["add_query"]
 
-_LEAST = 20  # characters of a cell in a table that are shown in any case
+_LEAST = 20  # characters of a line that a column of a table has in any case
 _EXAMPLES = """\
 examples:
   monarch query "SHOW TABLES"
   monarch query "DESCRIBE actors"
   monarch query "SELECT endpoint, count(*) AS n FROM messages GROUP BY 1 ORDER BY n DESC"
+  monarch query 4242 "SHOW TABLES"   the script with this pid
   monarch query --format jsonl -f slow.sql
 
 The script records when it is started with MONARCH_TELEMETRY=1, or calls enable_telemetry() of its
@@ -37,7 +41,7 @@ def add_query(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-f", "--file", help="read the statement from this file")
     parser.add_argument("--format", choices=("table", "json", "jsonl"), default="table")
     parser.add_argument("--timeout", default="30s", help="of the query, such as 10s or 2m (30s)")
-    parser.add_argument("--pid", type=int, help=argparse.SUPPRESS)
+    add_option(parser)
     parser.set_defaults(run=_query)
 
 
@@ -73,9 +77,7 @@ def _query(options: argparse.Namespace) -> int:
 
 def _words(words: Sequence[str], pid: int | None) -> tuple[str | None, int | None]:
     """Return the statement and the pid of the command line."""
-    left = list(words)
-    if left and left[0].isdigit():
-        pid = int(left.pop(0))
+    left, pid = without_pid(words, pid)
     if len(left) > 1:
         raise ValueError(f"one statement is wanted, in quotes, not {len(left)} words: {left[1]}")
     return (left[0] if left else None), pid
@@ -104,34 +106,41 @@ def _reason(body: str) -> str:
 def _table(
     columns: Sequence[str], rows: Sequence[dict[str, Any]], room: int | None
 ) -> Iterator[str]:
-    """Yield the lines; `room`: the width of the terminal, for which cells are cut."""
+    """Yield the lines; `room`: the width of the terminal, in which long cells are wrapped."""
     cells = [[_cell(row[name]) for name in columns] for row in rows]
     widths = [
-        max([len(name), *(len(line[place]) for line in cells)])
+        max([1, len(name), *(len(line[place]) for line in cells)])
         for place, name in enumerate(columns)
     ]
     if room is not None:
         widths = _fitted(widths, room - 2 * (len(widths) - 1))
-        cells = [
-            [_cut(cell, width) for cell, width in zip(line, widths, strict=True)] for line in cells
-        ]
     numbers = [
         bool(rows) and all(isinstance(row[name], (int, float)) or row[name] is None for row in rows)
         for name in columns
     ]
-    yield _line(columns, widths, numbers)
+    yield from _lines(columns, widths, numbers)
     yield "  ".join("-" * width for width in widths)
     for line in cells:
-        yield _line(line, widths, numbers)
+        yield from _lines(line, widths, numbers)
     yield f"({len(rows)} row{'' if len(rows) == 1 else 's'})"
 
 
-def _line(cells: Sequence[str], widths: Sequence[int], numbers: Sequence[bool]) -> str:
-    parts = [
-        cell.rjust(width) if number else cell.ljust(width)
-        for cell, width, number in zip(cells, widths, numbers, strict=True)
+def _lines(cells: Sequence[str], widths: Sequence[int], numbers: Sequence[bool]) -> Iterator[str]:
+    """Yield the lines of a row: a cell that is longer than its column goes on in the next ones.
+
+    >>> list(_lines(["train", "NULL"], [3, 6], [False, True]))
+    ['tra    NULL', 'in']
+    """
+    wrapped = [
+        [cell[at : at + width] for at in range(0, len(cell), width)] or [""]
+        for cell, width in zip(cells, widths, strict=True)
     ]
-    return "  ".join(parts).rstrip()
+    for line in zip_longest(*wrapped, fillvalue=""):
+        parts = [
+            part.rjust(width) if number else part.ljust(width)
+            for part, width, number in zip(line, widths, numbers, strict=True)
+        ]
+        yield "  ".join(parts).rstrip()
 
 
 def _cell(value: Any) -> str:
@@ -149,7 +158,3 @@ def _fitted(widths: list[int], room: int) -> list[int]:
     while sum(made) > room and max(made) > _LEAST:
         made[made.index(max(made))] -= 1
     return made
-
-
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 3]}..."

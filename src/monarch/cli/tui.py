@@ -21,6 +21,7 @@ _TOKEN = "MONARCH_ADMIN_TOKEN"  # noqa: S105 - the name of a variable
 _EXAMPLES = f"""\
 examples:
   monarch tui                        the one script of this user on this machine
+  monarch tui 4242                   the script with this pid
   monarch tui --addr node1:1729 --token-file ~/token   a script on another machine
   monarch tui --diagnose             which part answers, as JSON; exit code 1 if one does not
   ssh node1 monarch tui              nothing but a terminal is needed there
