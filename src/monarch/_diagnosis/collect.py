@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any, cast
 
 from monarch._diagnosis.account import Account, account
+from monarch._diagnosis.causes import Search
 from monarch._diagnosis.census import Member, take
 from monarch._diagnosis.diagnosis import Diagnosis, crowds
 from monarch._diagnosis.kernel import state_of
@@ -18,9 +19,10 @@ if TYPE_CHECKING:
 
 __all__ = ["collect", "diagnose"]
 
-# A crowd of threads is reported if each of so many looks finds one.
-_LOOKS = 4
-_PAUSE = 0.3  # seconds between two looks
+# A crowd of threads, or an idle actor that owes an answer, is reported if each of several looks
+# finds one. No look sees all processes at the same moment, so an answer may be on its way in one.
+_PAUSE = 0.3  # seconds between two looks for a crowd
+_MOMENTS = (0.01, 0.03, 0.07)  # seconds between two for an answer: different, as calls are regular
 
 
 def diagnose(timeout: float = 1.0) -> Diagnosis:
@@ -61,16 +63,27 @@ def collect(timeout: float) -> Diagnosis:
     script = Member(proc.uid, 0, os.getpid(), HOME, proc.hostname, state, rss, cpu)
     others = [member for member in members if member.uid != proc.uid]
     accounts = _accounts(proc, others, timeout)
-    for _ in range(_LOOKS - 1):
-        if not crowds(accounts):
+    for moment in _MOMENTS:
+        crowded = crowds(accounts)
+        all_answered = len(accounts) > len(others)  # a silent process costs each look a time limit
+        if not crowded and not (all_answered and _owe(accounts)):
             break
-        time.sleep(_PAUSE)  # noqa: TID251 - no event makes a second look worth it
+        pause = _PAUSE if crowded else moment
+        time.sleep(pause)  # noqa: TID251 - no event makes a second look worth it
         accounts = _accounts(proc, others, timeout)
     found = others
     if len(accounts) <= len(found):  # those that have exited meanwhile are not silent
         left = {member.uid for member in take(timeout)[0]}
         found = [member for member in found if member.uid in left]
     return Diagnosis(accounts, [script, *found], missing, os.getpid())
+
+
+def _owe(accounts: list[Account]) -> bool:
+    """Whether the script waits for an actor that does nothing, or for an answer that is here."""
+    search = Search(accounts)
+    waits = any(each["wait"] and each["wait"]["asked"] for each in search.scripts.values())
+    kinds = {cause.kind for cause in search.causes(*search.scripts)}
+    return waits and (not kinds or "idle" in kinds)
 
 
 def _accounts(proc: Proc, members: list[Member], timeout: float) -> list[Account]:
