@@ -24,9 +24,10 @@ import numpy as np
 
 from monarch._store.answers import gathered
 from monarch._store.database import Rows
+from monarch._store.information_schema import INFORMATION, contents, redirected
 from monarch._store.query import Answer, QueryError
 from monarch._store.statement import column_name, not_one, refused, unknown_table, without_explain
-from monarch._store.tables import COLUMNS, PLAIN, VIEWS, filled
+from monarch._store.tables import ARROW, COLUMNS, PLAIN, VIEWS, filled
 
 __all__ = ["DuckDatabase"]
 
@@ -39,6 +40,8 @@ _SQL_TYPES = {
     "Utf8": "VARCHAR",
     "Boolean": "BOOLEAN",
 }
+_ARROW_TYPES = {_SQL_TYPES[type_]: name for type_, name in ARROW.items()}
+_OWN = "datafusion.information"  # the schema for `information_schema`, a name duckdb keeps
 _GRACE = 0.5  # seconds in which an interrupted query ends, if it can
 _LATE = 2  # queries that cannot be interrupted, at a time
 _NUMBERS = {"U64": np.uint64, "I64": np.int64}
@@ -61,7 +64,9 @@ _MACROS = (
     "date_format(x, pattern) AS strftime(x, pattern)",
     "from_unixtime(x) AS timezone('UTC', to_timestamp(x))",
     "to_unixtime(x) AS CAST(epoch(x) AS BIGINT)",
-    "arrow_typeof(x) AS typeof(x)",
+    "arrow_typeof(x) AS CASE typeof(x) "
+    + " ".join(f"WHEN '{own}' THEN '{name}'" for own, name in _ARROW_TYPES.items())
+    + " ELSE typeof(x) END",
     "regexp_match(x, form) AS CASE WHEN regexp_matches(x, form) THEN [regexp_extract(x, form)] END",
 )
 """Functions of the documented dialect under the names of this one."""
@@ -97,6 +102,10 @@ class DuckDatabase:
         self._create("memory.rows.running", COLUMNS["message"])
         for table, columns in PLAIN.items():
             self._create(f"datafusion.public.{table}", columns)
+        run(f"CREATE SCHEMA {_OWN}")
+        for table, columns in INFORMATION.items():
+            self._create(f"{_OWN}.{table}", columns)
+            self._insert(f"{_OWN}.{table}", columns, contents(table))
         run("USE datafusion.public")
         names = {table: f"memory.rows.{table}" for table in (*COLUMNS, "running")}
         for view, sql in VIEWS.items():
@@ -174,7 +183,7 @@ class DuckDatabase:
         cursor = self._connection.cursor()
         answer: Future[Answer] = Future()
         is_over = threading.Event()
-        task = (answer, is_over, cursor, sql, parameters, limit)
+        task = (answer, is_over, cursor, redirected(sql, _OWN), parameters, limit)
         threading.Thread(target=_settle, args=task, name="monarch-query", daemon=True).start()
         try:
             return answer.result(timeout)
@@ -209,7 +218,8 @@ def _settle(
         if not is_over.is_set():  # rows that are not returned take time and memory as well
             rows, more = gathered(cursor.fetchmany, _plain, limit)
         names = [column_name(str(each[0])) for each in about]
-        answer.set_result(Answer(names, [str(each[1]) for each in about], rows, more))
+        types = [_ARROW_TYPES.get(str(each[1]), str(each[1])) for each in about]
+        answer.set_result(Answer(names, types, rows, more))
     except duckdb.Error as error:
         answer.set_exception(_error(error))
     except MemoryError:

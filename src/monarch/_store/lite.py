@@ -15,6 +15,7 @@ from typing import Any
 
 from monarch._store.answers import gathered
 from monarch._store.database import Rows
+from monarch._store.information_schema import INFORMATION, SCHEMA, contents
 from monarch._store.query import Answer, QueryError
 from monarch._store.statement import refused, unknown_table
 from monarch._store.tables import COLUMNS, PLAIN, VIEWS, filled
@@ -56,6 +57,11 @@ class LiteDatabase:
         for view, sql in VIEWS.items():
             text = filled(sql, {table: f"rows_{table}" for table in (*COLUMNS, "running")})
             self._connection.execute(f"CREATE VIEW {view} AS {text}")
+
+        self._connection.execute(f"ATTACH ':memory:' AS {SCHEMA}")
+        for table, columns in INFORMATION.items():
+            self._create(f"{SCHEMA}.{table}", columns)
+            self._insert(f"{SCHEMA}.{table}", columns, contents(table))
 
         # It stays for good: before Python 3.11 none can be removed.
         self._connection.set_authorizer(self._authorize)
@@ -163,8 +169,6 @@ def _error(error: Exception) -> QueryError:
         return unknown_table(text.removeprefix("no such table: ").rpartition(".")[2])
     if "not authorized" in text or "prohibited" in text:
         return refused("that changes something")
-    if "information_schema" in text:
-        text += "; install duckdb for it: pip install 'pymonarch[telemetry]'"
     return QueryError(f"SQL error: {text}")
 
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 
 from monarch._store.query import Answer, QueryError
-from monarch._store.tables import DOCUMENTED
+from monarch._store.tables import ARROW, DOCUMENTED
 
 __all__ = ["canned", "column_name", "without_explain"]
 
@@ -29,15 +29,6 @@ _LONGEST = 100_000  # characters
 _MOST = {
     "brackets": (re.compile(r"[(\[{]"), 500),
     "parts": (re.compile(r"\b(?:select|union|intersect|except|join)\b", re.IGNORECASE), 200),
-}
-_ARROW = {
-    "U64": "UInt64",
-    "U32": "UInt32",
-    "I64": "Int64",
-    "I32": "Int32",
-    "F64": "Float64",
-    "Utf8": "Utf8",
-    "Boolean": "Boolean",
 }
 
 
@@ -69,7 +60,7 @@ def canned(sql: str) -> Answer | None:
     name = described[1].lower()
     if name not in DOCUMENTED:
         raise unknown_table(name)
-    rows3 = [(column, _ARROW[type_], "YES") for column, type_ in DOCUMENTED[name]]
+    rows3 = [(column, ARROW[type_], "YES") for column, type_ in DOCUMENTED[name]]
     return Answer(["column_name", "data_type", "is_nullable"], ["Utf8"] * 3, list(rows3))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from monarch._telemetry.kinds import KINDS
 
-__all__ = ["COLUMNS", "DOCUMENTED", "LASTING", "PLAIN", "VIEWS", "filled"]
+__all__ = ["ARROW", "COLUMNS", "DOCUMENTED", "LASTING", "PLAIN", "VIEWS", "filled"]
 
 _NULLABLE = {
     "parent_id": "U64",
@@ -24,6 +24,17 @@ _NULLABLE = {
     "count": "U64",
 }
 _TYPES = {"Q": "U64", "q": "I64", "s": "Utf8"}
+
+ARROW = {
+    "U64": "UInt64",
+    "U32": "UInt32",
+    "I64": "Int64",
+    "I32": "Int32",
+    "F64": "Float64",
+    "Utf8": "Utf8",
+    "Boolean": "Boolean",
+}
+"""The types of columns as queries see them: those of Arrow."""
 
 
 def _type(column: str, kind: str) -> str:
@@ -66,10 +77,11 @@ VIEWS: dict[str, str] = {
             view AS view_json, shape AS shape_json
         FROM {send}""",
     # Only calls by actors are joined: other messages have the process's own instance as `sender`.
+    # An actor takes all messages from one port.
     "messages": f"""
         SELECT m.id, m.queued AS timestamp_us,
             COALESCE(c.actor, b.actor, m.sender) AS from_actor_id,
-            m.actor AS to_actor_id, m.endpoint, NULLIF(m.port, 0) AS port_index
+            m.actor AS to_actor_id, m.endpoint, CAST(1 AS UBIGINT) AS port_index
         FROM {_MESSAGES} m
         LEFT JOIN (
             SELECT proc, port, MAX(actor) AS actor FROM {{send}}
@@ -90,14 +102,15 @@ VIEWS: dict[str, str] = {
             begin_us AS timestamp_us, parent_id, thread_name, file, line
         FROM {{spans}}
         UNION ALL SELECT a.process, m.id, 'python_user_span', 'monarch_hyperactor::telemetry',
-            'INFO', '{{"actor_id":"' || a.full_name || '","name":"' || m.endpoint || '"}}',
+            'INFO', '{{"actor_id":"' || a.full_name || '","name":"' || m.endpoint
+                || '","correlation_id":' || m.port || '}}',
             m.begun, NULL, '', NULL, NULL
         FROM {_MESSAGES} m LEFT JOIN {{actor}} a ON a.id = m.actor
         UNION ALL SELECT a.process, s.id, CASE s.port WHEN 0 THEN 'broadcast' ELSE 'call' END,
             'monarch_hyperactor::telemetry::endpoint', 'INFO',
             '{{"actor_id":"' || COALESCE(a.full_name, '') || '","mesh":"'
                 || COALESCE(e.given_name, '') || '","method":"' || s.endpoint
-                || '","correlation_id":"' || s.port || '"}}',
+                || '","correlation_id":' || s.port || '}}',
             s.time, NULLIF(s.parent, 0), '', NULL, NULL
         FROM {{send}} s LEFT JOIN {{actor}} a ON a.id = s.actor LEFT JOIN {{mesh}} e
             ON e.id = s.mesh""",

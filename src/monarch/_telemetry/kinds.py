@@ -19,7 +19,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["KINDS", "LARGEST", "Batch", "BatchReader", "encode"]
+__all__ = ["KINDS", "LARGEST", "Batch", "BatchReader", "encode", "json_text"]
 
 KINDS: dict[str, tuple[tuple[str, str], ...]] = {
     # A mesh, in the process that spawned it; parent 0: none. Shapes are JSON, as in the views.
@@ -37,7 +37,7 @@ KINDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("id", "Q"),
         ("time", "q"),
         ("mesh", "Q"),
-        ("rank", "q"),
+        ("rank", "Q"),
         ("full_name", "s"),
         ("display_name", "s"),
         ("system", "q"),
@@ -109,7 +109,7 @@ KINDS: dict[str, tuple[tuple[str, str], ...]] = {
         ("fields_json", "s"),
         ("timestamp_us", "q"),
         ("parent_span", "j"),
-        ("thread_id", "q"),
+        ("thread_id", "s"),
         ("thread_name", "s"),
         ("module_path", "j"),
         ("file", "j"),
@@ -170,6 +170,15 @@ LARGEST = 64 << 20
 """The most bytes of a batch; a reader refuses more."""
 
 _SIZES = struct.Struct("<II")
+
+
+def json_text(value: Any) -> str:
+    """Return a value as the columns ``*_json`` have it: without spaces, as existing queries expect.
+
+    >>> json_text({"labels": ["gpus"], "sizes": [2]})
+    '{"labels":["gpus"],"sizes":[2]}'
+    """
+    return json.dumps(value, separators=(",", ":"), default=str)
 
 
 def encode(

@@ -311,7 +311,7 @@ class _Builder:
             callee = self._by_id.get(message["id"])
             if callee is None or callee.slice is None:
                 continue
-            call = calls.find(message)
+            call = calls.find(message, _port(callee.fields))
             if call is None:
                 continue
             callee.slice.flows.append(flow)
@@ -402,10 +402,10 @@ class _Calls:
             key = sender, mesh, str(span.fields.get("method"))
             self._one_way.setdefault(key, []).append(span)
 
-    def find(self, message: Row) -> _Span | None:
-        sender, port = message["from_actor_id"], message["port_index"]
-        if port:
-            return self._by_port.get((sender, str(port)))
+    def find(self, message: Row, port: str) -> _Span | None:
+        sender = message["from_actor_id"]
+        if port != "0":
+            return self._by_port.get((sender, port))
         mesh = self._meshes.get(message["to_actor_id"])
         if mesh is None:
             return None

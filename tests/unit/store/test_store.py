@@ -16,7 +16,7 @@ import pytest
 
 from monarch._store.query import QueryError
 from monarch._store.store import Store
-from monarch._store.tables import DOCUMENTED
+from monarch._store.tables import ARROW, DOCUMENTED
 from monarch._telemetry.kinds import BatchReader, encode
 from tests import hostile_sql
 from tests.hostile_sql import CANARY
@@ -60,9 +60,9 @@ def test_a_message_and_its_steps(store: Store) -> None:
     found = store.query("SELECT * FROM messages ORDER BY id")
     assert found.columns == [name for name, _ in DOCUMENTED["messages"]]
     assert found.rows == [
-        (1, 10, 71, 100, "train", 5),
-        (2, 10, 71, 100, "train", 5),
-        (3, 10, 70, 100, "train", None),
+        (1, 10, 71, 100, "train", 1),
+        (2, 10, 71, 100, "train", 1),
+        (3, 10, 70, 100, "train", 1),
     ]
     steps = "SELECT message_id, timestamp_us, status FROM message_status_events ORDER BY 1, 2"
     assert store.query(steps).rows[:6] == [
@@ -82,6 +82,44 @@ def test_every_documented_table_has_its_columns(store: Store) -> None:
         described = store.query(f"DESCRIBE {table}")
         assert [row[0] for row in described.rows] == [name for name, _ in columns]
     assert {row[2] for row in store.query("SHOW TABLES").rows} == set(DOCUMENTED)
+
+
+def test_the_tables_are_listed_once_and_with_the_types_of_arrow(store: Store) -> None:
+    """As queries for DataFusion ask: a database's own lists would have other tables and types."""
+    sql = "SELECT table_catalog, table_schema, table_type FROM information_schema.tables"
+    assert store.query(f"{sql} WHERE table_name = 'metric_sums'").rows == [
+        ("datafusion", "public", "BASE TABLE")
+    ]
+    found = store.query("""
+        SELECT table_schema, table_name, column_name, data_type FROM Information_Schema.columns
+        ORDER BY table_name, ordinal_position""")
+    assert found.rows == [
+        ("public", table, name, ARROW[type_])
+        for table, columns in sorted(DOCUMENTED.items())
+        for name, type_ in columns
+    ]
+    joined = """
+        SELECT count(*) FROM "information_schema"."columns" c JOIN information_schema.tables t
+        ON t.table_name = c.table_name /* information_schema.x */ WHERE t.table_name = 'actors'
+        AND 'information_schema' IN (SELECT schema_name FROM information_schema.schemata)"""
+    assert store.query(joined).rows == [(len(DOCUMENTED["actors"]),)]
+    with pytest.raises(QueryError):
+        store.query("DELETE FROM information_schema.columns")
+    with pytest.raises(QueryError):
+        store.query("SELECT * FROM information_schema.nope")
+
+
+def test_columns_have_the_types_that_they_are_listed_with() -> None:
+    pytest.importorskip("duckdb")
+    store = Store(64 << 20, 3600.0, "duckdb")
+    try:
+        for table, columns in DOCUMENTED.items():
+            expected = [ARROW[type_] for _, type_ in columns]
+            assert (table, store.query(f"SELECT * FROM {table}").types) == (table, expected)
+        sql = "SELECT count(*) AS n FROM datafusion.information_schema.tables"
+        assert store.query(sql).rows == [(len(DOCUMENTED),)]
+    finally:
+        store.close()
 
 
 def test_a_message_that_runs_is_shown_until_it_has_ended(store: Store) -> None:
@@ -124,16 +162,16 @@ def test_old_rows_are_dropped_and_lasting_ones_stay(
     assert store.query("SELECT count(*) FROM messages").rows == [(3,)]
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now + 4000)
-    put(store, "events", ("x", "y", "INFO", "{}", 1, None, 1, "main", None, None, None))
+    put(store, "events", ("x", "y", "INFO", "{}", 1, None, "1", "main", None, None, None))
     assert store.query("SELECT count(*) FROM events").rows == [(1,)]
     monkeypatch.setattr(time, "monotonic", lambda: now + 4001)
-    put(store, "events", ("x", "y", "INFO", "{}", 1, None, 1, "main", None, None, None))
+    put(store, "events", ("x", "y", "INFO", "{}", 1, None, "1", "main", None, None, None))
     assert store.query("SELECT count(*) FROM messages").rows == [(0,)]
     assert store.query("SELECT count(*) FROM actors").rows == [(2,)]
 
 
 def test_a_store_that_is_not_read_drops_the_oldest_batches(store: Store) -> None:
-    put(store, "events", ("x", "y", "INFO", "{}", 1, None, 1, "main", None, None, None), lost=5)
+    put(store, "events", ("x", "y", "INFO", "{}", 1, None, "1", "main", None, None, None), lost=5)
     store.query("SELECT 1 FROM events")
     assert store.statistics()["lost_rows"] == 5
 
@@ -277,7 +315,7 @@ def test_times_with_a_zone_need_no_other_package() -> None:
         ("date_format(to_timestamp_micros(1000000), '%S')", "01"),
         ("from_unixtime(1)", "1970-01-01T00:00:01"),
         ("to_unixtime(to_timestamp_micros(2000000))", 2),
-        ("arrow_typeof('x')", "VARCHAR"),
+        ("arrow_typeof('x')", "Utf8"),  # as DataFusion names it, not duckdb
         ("regexp_match('trainers', 'r.')", ["ra"]),
         ("regexp_match('trainers', 'z')", None),
     ],

@@ -98,7 +98,7 @@ class Rows:
         )
         messages = []
         for callee, start, stop in callees:
-            number = self.span(callee, start, stop, name="f")
+            number = self.span(callee, start, stop, name="f", correlation_id=str(port))
             messages.append(number)
             self.tables["messages"].append(
                 {
@@ -107,7 +107,7 @@ class Rows:
                     "from_actor_id": sender,
                     "to_actor_id": self.id_of(callee)[0],
                     "endpoint": "f",
-                    "port_index": port or None,
+                    "port_index": 1,
                 }
             )
             for status, when in (("queued", begin + 1), ("active", start)):
