@@ -343,10 +343,10 @@ class Cell:
             self.grave = grave
             self.fatal = fatal
             self.state = DEAD
-        traffic = instrument.traffic
-        if traffic is not None:
-            status = "Failed" if grave.kind == FAILED else "Stopped"
-            traffic.status(self, status, grave.verdict.trace or grave.error)
+        if grave.kind == FAILED:
+            self._report("Failed", grave)
+        else:
+            self._report("Stopping")
         proc = self.proc
         proc.graves[self.uid] = grave
         proc.ending[self] = None  # set first: a cell is always in `cells` or in `ending`
@@ -378,11 +378,20 @@ class Cell:
             if end is not None and (end.kind == FAILED or not acks):
                 self.proc.report_end(self.owner, self.uid, self.rank, end)
             self.finished.set()
+        if end is not None and self.grave is not None and self.grave.kind != FAILED:
+            self._report("Failed" if end.kind == FAILED else "Stopped", end)
         if timer is not None:
             timer.cancel()
         for link, frame in acks:
             self._acknowledge(link, frame)
         self.proc.cell_finished(self)
+
+    def _report(self, status: str, end: Failure | None = None) -> None:
+        """Report the state that the actor has reached, where a program records that."""
+        traffic = instrument.traffic
+        if traffic is not None:
+            reason = "" if end is None else end.verdict.trace or end.error
+            traffic.status(self, status, reason)
 
     def _acknowledge(self, link: FrameLink, frame: Frame) -> None:
         if frame.port:
