@@ -492,7 +492,7 @@ def _mesh_row(identity: str, actor: Actor, found: Picture) -> dict[str, Any]:
         "class": f"Python<{actor.kind.rpartition('.')[2]}>",
         "given_name": actor.name,
         "full_name": actor.label,
-        "shape_json": json.dumps(shape),
+        "shape_json": json.dumps(shape, separators=(",", ":")),
         "parent_mesh_id": None,
         "parent_view_json": None,
     }

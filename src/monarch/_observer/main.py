@@ -17,6 +17,7 @@ import selectors
 import signal
 import socket
 import threading
+from collections import deque
 from typing import Any
 
 from monarch._observer.places import Place, forget, note
@@ -30,6 +31,8 @@ __all__ = ["main"]
 
 _NICE = 10
 _ROOM = 1 << 30  # bytes for all but the store
+_SETTLING = 5.0  # seconds that a query waits for rows that have arrived
+_NEW, _ASKED = b"n", b"a"  # messages to the thread that reads rows
 _AGAIN = 5.0  # seconds until the file of this observer is written again
 
 
@@ -101,6 +104,7 @@ class _Observation:
                 _bound(3 * options["limit"] + _ROOM)
                 self._store = Store(options["limit"], options["retention"])
                 self._rows = _Rows(self._store)
+                self._store.before_query_of([""], self._rows.settle)  # each text contains it
                 started = options["started"], user_name()
                 Topology(self._store, options["pid"], started, options.get("retained", 100))
                 self._sql = QueryServer(self._store, token, _port(options, "telemetry_url"))
@@ -186,23 +190,34 @@ class _Rows:
         self._wake, wake = socket.socketpair()
         self._selector.register(wake, selectors.EVENT_READ, None)
         self._new: list[socket.socket] = []
+        self._asked: deque[threading.Event] = deque()
         threading.Thread(target=self._run, name="rows", daemon=True).start()
 
     def add(self, sock: socket.socket) -> None:
         """Read a connection from now on, until it ends."""
         self._new.append(sock)
-        self._wake.send(b"n")
+        self._wake.send(_NEW)
+
+    def settle(self) -> None:
+        """Wait until the rows that have arrived by now are in the store; for five seconds at most."""
+        done = threading.Event()
+        self._asked.append(done)
+        self._wake.send(_ASKED)
+        done.wait(_SETTLING)
 
     def _run(self) -> None:
         buffer = memoryview(bytearray(1 << 20))
         while True:
+            asked = 0
             for key, _ in self._selector.select():
                 sock: Any = key.fileobj
                 if key.data is None:
-                    sock.recv(64)
+                    asked = sock.recv(64).count(_ASKED)
                     self._take_new()
                 else:
                     self._read(sock, key.data, buffer)
+            for _ in range(asked):  # what came before these requests was ready as they were
+                self._asked.popleft().set()
 
     def _take_new(self) -> None:
         while self._new:

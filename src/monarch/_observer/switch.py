@@ -11,6 +11,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from monarch._spi import Caller, is_simulated, open_stream, serve_streams, when_forked
+from monarch._store.query import before_query
 from monarch._telemetry import sources
 from monarch._telemetry.delivery import Delivery
 
@@ -42,6 +43,7 @@ def record(proc: Proc) -> None:
 
         serve_streams(PURPOSE, adopt)
         connect = observer.connect
+        before_query.append(_catch_up)
     else:
         client = int(proc.spec["client"])
 
@@ -54,6 +56,12 @@ def record(proc: Proc) -> None:
     when_forked(_forget)
     atexit.register(_stop)
     delivery.start()
+
+
+def _catch_up() -> None:
+    """Deliver what the script has recorded, before its own query."""
+    if delivery is not None:
+        delivery.catch_up()
 
 
 def _stop() -> None:

@@ -8,6 +8,8 @@ import urllib.error
 import urllib.request
 from typing import Any, cast
 
+from monarch._store.query import before_query
+
 __all__ = ["QueryEngineClient"]
 
 _TIMEOUT = 10.0
@@ -36,12 +38,16 @@ class QueryEngineClient:
             sql: one statement that reads: SELECT, EXPLAIN, SHOW TABLES or DESCRIBE.
             timeout: seconds that the query may take; 10 by default.
 
+        What the script itself has done so far, such as the meshes that it has spawned with all
+        their actors, is in the answer; what its processes did arrives within a quarter of a second.
         Each row is a dictionary by column name; there are at most 100,000, and `truncated` says
         whether there are more. Blocks. Raises `urllib.error.HTTPError` for statements that the
         store refuses or cannot execute, whose `reason` is the JSON text ``{"error": "..."}``;
         `urllib.error.URLError` if the store cannot be reached; and RuntimeError if the answer is
         not one of a store.
         """
+        for deliver in before_query:
+            deliver()
         limit = _TIMEOUT if timeout is None else timeout
         answer = self._post("/api/query", {"sql": sql, "timeout": limit}, limit + _GRACE)
         rows: Any = answer.get("rows")

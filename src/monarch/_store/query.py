@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-__all__ = ["Answer", "Queries", "QueryError"]
+__all__ = ["Answer", "Queries", "QueryError", "before_query"]
+
+before_query: list[Callable[[], object]] = []
+"""What a client calls before each query: a process that records delivers what waits."""
 
 
 class QueryError(Exception):

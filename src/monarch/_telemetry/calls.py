@@ -20,7 +20,8 @@ An outcome is one of
 The time is that until the answer has arrived in this process. The program may take it up later. A
 stream has one outcome for each of its answers, since each is awaited by itself; a broadcast has
 none. Attributes are names of meshes and endpoints, so the number of series is bounded by the
-program.
+program. ``actor.messages_sent`` and ``mailbox.posts`` have addresses of actors as well, as existing
+queries expect.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from monarch._spi import (
     Replies,
     Reply,
 )
+from monarch._telemetry import addresses
 from monarch._telemetry.engine_metrics import ENGINE, REFERENCE, Values
 from monarch._telemetry.metrics import Meter
 from monarch._telemetry.points import bounds_for
@@ -120,7 +122,8 @@ class Calls:
         self._answered = _noter(self._settled)
         self._durations: dict[tuple[str, str, str, str], Values] = {}
         self._made: dict[tuple[str, str, str], int] = {}
-        self._sent: dict[tuple[str, int], int] = {}
+        self._sent: dict[tuple[str, int, str], int] = {}
+        self._posted: dict[tuple[str, str], int] = {}
         self._calls = ENGINE.create_counter(
             "monarch.call.count", "{call}", "Calls of endpoints by this process"
         )
@@ -169,16 +172,24 @@ class Calls:
     def count(self, calls: Iterable[tuple[Any, str, int | None, int]]) -> None:
         """Count calls: endpoint, adverb, rank (None: all ranks), and the caller's uid."""
         proc = self._proc
-        script = ("client" if proc.client else proc.label), 0
+        script = "client" if proc.client else proc.label
+        known: dict[Any, list[str]] = {}  # the addresses of the actors that an endpoint reaches
         with self._lock:
-            made, sent = self._made, self._sent
+            made, sent, posted = self._made, self._sent, self._posted
             for (endpoint, adverb, rank, caller), number in Counter(calls).items():
                 key = (*_name_of(endpoint), adverb)
                 made[key] = made.get(key, 0) + number
                 cell = proc.cells.get(caller)
-                who = script if cell is None else (cell.identity.name, cell.rank)
-                copies = len(endpoint._links or ()) if rank is None else 1
-                sent[who] = sent.get(who, 0) + number * copies
+                name, place = (script, 0) if cell is None else (cell.identity.name, cell.rank)
+                address = addresses.of_proc(proc, 0 if cell is None else caller)
+                if endpoint not in known:
+                    known[endpoint] = [found[2] for found in addresses.of_mesh(proc, endpoint.mesh)]
+                receivers = known[endpoint] if rank is None else [known[endpoint][rank]]
+                who = name, place, address
+                sent[who] = sent.get(who, 0) + number * len(receivers)
+                for receiver in receivers:
+                    pair = address, receiver
+                    posted[pair] = posted.get(pair, 0) + number
             self._count_settled()
 
     def _count_settled(self) -> None:
@@ -205,15 +216,17 @@ class Calls:
             self._count_settled()
             made, self._made = self._made, {}
             sent, self._sent = self._sent, {}
+            posted, self._posted = self._posted, {}
             durations, self._durations = self._durations, {}
         for (mesh, method, adverb), number in made.items():
             attributes = {"mesh": mesh, "method": method}
             self._calls.add(number, {**attributes, "adverb": adverb})
             if adverb in self._throughput:
                 self._throughput[adverb].add(number, attributes)
-        for (actor, rank), number in sent.items():
-            self._messages.add(number, {"actor": actor, "rank": rank})
-            self._posts.add(number)
+        for (actor, rank, address), number in sent.items():
+            self._messages.add(number, {"actor": actor, "rank": rank, "actor_id": address})
+        for (sender, receiver), number in posted.items():
+            self._posts.add(number, {"actor_id": sender, "dest_actor_id": receiver})
         for (mesh, method, adverb, outcome), values in durations.items():
             attributes = {"mesh": mesh, "method": method, "outcome": outcome}
             self._latency[adverb].merge(values.scaled(1e3, _MICROSECONDS), attributes)

@@ -33,7 +33,7 @@ class Delivery:
 
     Args:
         recorder: where the rows come from.
-        connect: makes a connection to the observer; called on this thread only.
+        connect: makes a connection to the observer; called by one thread at a time.
     """
 
     def __init__(self, recorder: Recorder, connect: Callable[[], socket.socket]) -> None:
@@ -56,6 +56,17 @@ class Delivery:
                 if self._sock is not None:
                     self._sock.settimeout(_LAST)
                     self.deliver()
+            finally:
+                self._flush.release()
+
+    def catch_up(self) -> None:
+        """Deliver what waits now and not at the next interval, since a query is about to follow.
+
+        Blocks for 20 seconds at most: only while the observer does not read.
+        """
+        if self._flush.acquire(timeout=_SENDING):
+            try:
+                self.deliver()
             finally:
                 self._flush.release()
 

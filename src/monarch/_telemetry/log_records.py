@@ -14,13 +14,13 @@ Records below the level of their logger do not come, as everywhere in `logging`.
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import traceback
 from collections.abc import Callable
 from typing import Any
 
 from monarch._spi import current_context
+from monarch._telemetry.kinds import json_text
 
 __all__ = ["LogRecords", "install"]
 
@@ -88,10 +88,10 @@ class LogRecords(logging.Handler):
             record.name,
             "log_events",
             level,
-            json.dumps(fields, default=str),
+            json_text(fields),
             int(record.created * 1e6),
             (self._span() or None) if self._span is not None else None,
-            record.thread or 0,
+            str(record.thread or 0),
             record.threadName or "",
             record.module,
             record.pathname,

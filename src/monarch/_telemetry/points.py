@@ -26,9 +26,10 @@ a factor of 2.5. A program that knows better gives ``explicit_bucket_boundaries_
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
+
+from monarch._telemetry.kinds import json_text
 
 __all__ = [
     "COUNTER",
@@ -196,7 +197,7 @@ def bounds_for(unit: str) -> tuple[float, ...]:
 def to_row(point: Point, resource_json: str) -> tuple[str, tuple[Any, ...]]:
     """Return the table of a point and its row there; ``resource_json`` describes the process."""
     name, kind, unit, _, scope = point.identity
-    attributes = json.dumps(dict(point.attributes))
+    attributes = json_text(dict(point.attributes))
     value, start, time = point.value, point.start_us, point.time_us
     if kind == GAUGE:
         row = (
@@ -215,8 +216,8 @@ def to_row(point: Point, resource_json: str) -> tuple[str, tuple[Any, ...]]:
         return "metric_histograms", (
             *(name, time, start, scope, unit, "delta", attributes, resource_json, value.count),
             *(float(value.sum), *whole, float(value.min), *whole, float(value.max), *whole),
-            json.dumps(value.bounds),
-            json.dumps(value.counts),
+            json_text(value.bounds),
+            json_text(value.counts),
         )
     monotonic = kind == COUNTER
     temporality = "delta" if monotonic else "cumulative"

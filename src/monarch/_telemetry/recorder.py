@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import os
 import secrets
 import threading
@@ -36,10 +35,11 @@ from monarch._spi import (
     Proc,
     Recorded,
     current_context,
-    hook,
 )
+from monarch._telemetry import addresses
 from monarch._telemetry.calls import Calls
 from monarch._telemetry.engine_metrics import EndpointStatistics
+from monarch._telemetry.kinds import json_text
 from monarch._telemetry.trace_context import TraceContext, attach, foreign, has_sdk, parse
 
 __all__ = ["ENDPOINT", "Columns", "Recorder", "current", "current_span", "install"]
@@ -95,7 +95,7 @@ class Recorder:
         self._origin = secrets.randbits(63) << 64  # of the traces that begin here
         self._carries = False  # whether calls carry the context of their trace
         self.delivered = False
-        self.endpoints = EndpointStatistics()
+        self.endpoints = EndpointStatistics(lambda actor: addresses.of_proc(proc, actor))
         self.calls = Calls(proc, rows)
         if proc.client:
             self._describe_client()
@@ -106,8 +106,7 @@ class Recorder:
         mesh, actor = proc.uid & _MASK, actor_number(proc.uid, 0)
         unity = _shape_text((), ())
         self.add("mesh", (mesh, now, "Proc", "client", f"client-{proc.uid:x}", unity, 0, ""))
-        full = str(hook("actor_address")(0, "client", proc.uid, proc.label))
-        self.add("actor", (actor, now, mesh, 0, full, "<root>", 0))
+        self.add("actor", (actor, now, mesh, 0, addresses.of_proc(proc, 0), "<root>", 0))
         self.add("state", (self.number(), now, actor, "Client", ""))
 
     def _queue(self, kind: str) -> deque[Any]:
@@ -256,7 +255,7 @@ class Recorder:
         thread = threading.current_thread().name
         times = began // 1000, time.time_ns() // 1000
         where = "monarch_hyperactor::telemetry"
-        text = json.dumps(fields)
+        text = json_text(fields)
         row = number, "python_user_span", where, "INFO", text, *times, parent or None, thread
         self.add("spans", (*row, None, None))
 
@@ -266,9 +265,9 @@ class Recorder:
         file, line = known.pop("file", None), known.pop("line", None)
         level, target = str(known.pop("level", "INFO")), str(known.pop("logger", "monarch"))
         thread = threading.current_thread()
-        row = name, target, level, json.dumps(known, default=str), time.time_ns() // 1000
+        row = name, target, level, json_text(known), time.time_ns() // 1000
         inside = current_span.get() or None
-        where = thread.ident or 0, thread.name, None, file, line
+        where = str(thread.ident or 0), thread.name, None, file, line
         self.add("events", (*row, inside, *where))
 
     # -- delivery ----------------------------------------------------------------------------------
@@ -296,10 +295,22 @@ class Recorder:
         yield from self._message_rows()
 
     def _mesh_rows(self, found: list[Any]) -> Iterator[tuple[str, Columns]]:
-        rows: list[Any] = []
+        meshes: list[Any] = []
+        actors: list[Any] = []
         for when, mesh in found:
-            rows += self._of_mesh(when // 1000, mesh)
-        yield "mesh", list(zip(*rows, strict=True))
+            meshes += self._of_mesh(when // 1000, mesh)
+            if isinstance(mesh, ActorMesh):
+                actors += self._actors_of(when // 1000, mesh)
+        if actors:  # before their mesh, which is never seen with a part of its actors
+            yield "actor", list(zip(*actors, strict=True))
+        yield "mesh", list(zip(*meshes, strict=True))
+
+    def _actors_of(self, when: int, mesh: ActorMesh) -> Iterator[tuple[Any, ...]]:
+        """Yield the actors of a new mesh; each process yields its own as well, once it has them."""
+        system = int(f"{mesh._class.__module__}.".startswith("monarch."))
+        for place, (rank, proc, address) in enumerate(addresses.of_mesh(self.proc, mesh)):
+            actor, display = actor_number(proc, mesh._uid), mesh.display_of_rank(place)
+            yield actor, when, mesh._uid & _MASK, rank, address, display, system
 
     def _of_mesh(self, when: int, mesh: Any) -> Iterator[tuple[Any, ...]]:
         shape = mesh._shape
@@ -327,8 +338,7 @@ class Recorder:
             time_us = when // 1000
             if status == "Initializing":
                 kind, _ = cell.identity.short()
-                label = cell.identity.label.rpartition("-")[0]
-                full = str(hook("actor_address")(cell.uid, label, self.proc.uid, self.proc.label))
+                full = addresses.of_proc(self.proc, cell.uid)
                 display = cell.identity.display
                 system = int(kind.startswith("monarch."))
                 row = actor, time_us, cell.uid & _MASK, cell.rank, full, display, system
@@ -349,7 +359,7 @@ class Recorder:
             if site is None:
                 mesh = endpoint.mesh
                 view = _view(mesh._shape) if rank is None else _one(mesh._shape, rank)
-                site = mesh._uid & _MASK, view, _shape(mesh._shape), endpoint.method
+                site = mesh._uid & _MASK, view, _view(mesh._shape), endpoint.method
                 known[endpoint, rank] = site
             sites.append(site)
         yield (
@@ -423,7 +433,7 @@ class Recorder:
             fields["error"] = "the endpoint raised"
         times = began // 1000, ended // 1000
         parent = None if context is None else context.span
-        return number, name, ENDPOINT, "INFO", json.dumps(fields), *times, parent, "", None, None
+        return number, name, ENDPOINT, "INFO", json_text(fields), *times, parent, "", None, None
 
     def _columns(self, messages: list[list[Any]], ended: list[int]) -> Columns:
         own = self.proc.uid
@@ -476,7 +486,7 @@ def _one(shape: Any, rank: int) -> str:
 
 @lru_cache(maxsize=4096)
 def _shape_text(labels: tuple[str, ...], sizes: tuple[int, ...]) -> str:
-    return json.dumps({"inner": {"labels": labels, "sizes": sizes}})
+    return json_text({"inner": {"labels": labels, "sizes": sizes}})
 
 
 @lru_cache(maxsize=65536)
@@ -484,4 +494,4 @@ def _view_text(
     labels: tuple[str, ...], offset: int, sizes: tuple[int, ...], strides: tuple[int, ...]
 ) -> str:
     part = {"offset": offset, "sizes": sizes, "strides": strides}
-    return json.dumps({"labels": labels, "slice": part})
+    return json_text({"labels": labels, "slice": part})

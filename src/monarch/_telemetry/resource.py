@@ -36,12 +36,21 @@ def attributes_of(environ: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def describe(proc: Proc | None, environ: Mapping[str, str]) -> dict[str, str | int]:
-    """Return the resource of this process; ``proc`` is its part of the runtime, if it has one."""
+def describe(
+    proc: Proc | None, environ: Mapping[str, str], sdk: str = "pymonarch"
+) -> dict[str, str | int]:
+    """Return the resource of this process.
+
+    Args:
+        proc: its part of the runtime, if it has one.
+        environ: the environment.
+        sdk: what the data is made by. (The standard reserves the name ``opentelemetry``; the tables
+            for SQL have it all the same, as existing queries expect.)
+    """
     found: dict[str, str | int] = {
         "service.name": "unknown_service",
         "telemetry.sdk.language": "python",
-        "telemetry.sdk.name": "pymonarch",
+        "telemetry.sdk.name": sdk,
         "process.pid": os.getpid(),
     }
     if proc is not None:

@@ -8,12 +8,12 @@ counted the messages.
 
 from __future__ import annotations
 
-import json
 import os
 from typing import TYPE_CHECKING
 
 from monarch._spi import instrument, when_forked
 from monarch._telemetry import collection, engine_metrics, log_records, recorder, resource
+from monarch._telemetry.kinds import json_text
 from monarch._telemetry.points import Point, to_row
 from monarch._telemetry.recorder import Recorder
 
@@ -56,7 +56,8 @@ def begin(proc: Proc) -> Recorder:
 
 def metrics_to_rows(made: Recorder) -> None:
     """Record the metrics of this process as rows, from now on."""
-    about = json.dumps(resource.describe(made.proc, os.environ))
+    found = resource.describe(made.proc, os.environ, "opentelemetry")
+    about = json_text(dict(sorted(found.items())))
 
     def add(points: list[Point]) -> None:
         for point in points:

@@ -7,7 +7,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from monarch._spi import CANCELLED, FAILURE, RAISED, RAW, Arrivals, PartialReplies, Replies, Reply
+from monarch._spi import (
+    CANCELLED,
+    FAILURE,
+    RAISED,
+    RAW,
+    Arrivals,
+    PartialReplies,
+    Replies,
+    Reply,
+    hook,
+)
 from monarch._telemetry import collection, metrics
 from monarch._telemetry.calls import ADVERBS, Calls, outcome_of
 
@@ -44,8 +54,30 @@ def points():
 @pytest.fixture
 def proc():
     """A process with one actor."""
-    actor = SimpleNamespace(identity=SimpleNamespace(name="trainers"), rank=3)
-    return SimpleNamespace(client=True, label="client", cells={77: actor}, ports={})
+    identity = SimpleNamespace(name="trainers", label="trainers-1K")
+    actor = SimpleNamespace(identity=identity, rank=3)
+    return SimpleNamespace(
+        client=True,
+        label="local",
+        uid=1 << 20,
+        cells={77: actor},
+        ports={},
+        newest=lambda uid: uid,
+    )
+
+
+class Procs:
+    """Four processes, of which others may be in the place."""
+
+    def _uids(self):
+        return [(2 << 20) + rank for rank in range(4)]
+
+    def _proc_labels(self, shape):
+        return [f"anon-{rank}" for rank in shape.ndslice]
+
+
+def address(name, uid, proc, proc_uid):
+    return str(hook("actor_address")(uid, name, proc_uid, proc))
 
 
 class Endpoint:
@@ -53,7 +85,8 @@ class Endpoint:
 
     def __init__(self, proc, method="step", ranks=4):
         self.proc, self.method, self._links = proc, method, [None] * ranks
-        self.mesh = SimpleNamespace(_mesh_name="servers")
+        shape = SimpleNamespace(ndslice=range(ranks))
+        self.mesh = SimpleNamespace(_mesh_name="servers", _uid=5, _shape=shape, _proc_mesh=Procs())
 
 
 def settled(kind, state, content):
@@ -155,8 +188,18 @@ def test_each_adverb_is_counted_and_timed(points, proc):
     assert sum(value.count for value in seconds.values()) == 7
     took = latencies["call_one"]["servers step ok"]
     assert took.sum == pytest.approx(seconds["call_one servers step ok"].sum * 1e6)
-    assert points.values("actor.messages_sent") == {"trainers 3": 4 * 3 + 3, "client 0": 1}
-    assert points.values("mailbox.posts") == {"": 16}
+    trainer = address("trainers", 77, "local", proc.uid)
+    script = address("client", 0, "local", proc.uid)
+    assert points.values("actor.messages_sent") == {
+        f"trainers {trainer} 3": 4 * 3 + 3,
+        f"client {script} 0": 1,
+    }
+    servers = [address("servers", 5, f"anon-{rank}", (2 << 20) + rank) for rank in range(4)]
+    assert points.values("mailbox.posts") == {
+        f"{trainer} {servers[0]}": 6,
+        **{f"{trainer} {server}": 3 for server in servers[1:]},
+        f"{script} {servers[0]}": 1,
+    }
 
 
 def test_settled_calls_that_nobody_counts_are_bounded(proc):

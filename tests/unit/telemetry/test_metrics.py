@@ -41,7 +41,7 @@ class Receiver:
 @pytest.fixture
 def meter(monkeypatch):
     """A meter of its own; what it made is forgotten afterwards."""
-    engine_metrics.EndpointStatistics()  # whose instruments are made once in a process, and stay
+    engine_metrics.EndpointStatistics(str)  # whose instruments are made once in a process, and stay
     monkeypatch.setattr(metrics, "_instruments", [])
     return Meter("test")
 
@@ -460,11 +460,11 @@ def test_a_number_is_in_the_column_of_its_type(kind, value, columns):
     assert row[-3:] == columns
     if kind == "gauge":
         assert table == "metric_gauges"
-        assert row[:-3] == ("n", 9, None, "sc", "s", '{"k": 1}', '{"host.name": "h"}')
+        assert row[:-3] == ("n", 9, None, "sc", "s", '{"k":1}', '{"host.name": "h"}')
     else:
         assert table == "metric_sums"
         how = ("delta", True) if kind == "counter" else ("cumulative", False)
-        assert row[:-3] == ("n", 9, 5, "sc", "s", *how, '{"k": 1}', '{"host.name": "h"}')
+        assert row[:-3] == ("n", 9, 5, "sc", "s", *how, '{"k":1}', '{"host.name": "h"}')
 
 
 def test_a_histogram_is_one_row():
@@ -508,17 +508,20 @@ def test_the_resource_follows_the_environment():
 
 def test_messages_are_counted_by_endpoint(receiver):
     """As the recorder has them: ended, failed, number, mesh, peer, port, name, queued, begun."""
-    endpoints = engine_metrics.EndpointStatistics()
+    endpoints = engine_metrics.EndpointStatistics(lambda actor: f"actor-{actor}")
     for instrument in metrics.instruments():
         instrument.values()  # what other tests left
     metrics._instruments.extend(
-        made for made in engine_metrics.ENGINE._made.values() if made not in metrics._instruments
+        made
+        for meter in (engine_metrics.ENGINE, engine_metrics.REFERENCE)
+        for made in meter._made.values()
+        if made not in metrics._instruments
     )
     metrics.switch(on=True)
     messages = [
         [0, False, 1, 2, 3, 4, "train", 1_000, 2_000, None],
         [0, True, 1, 2, 3, 4, "train", 0, 2_000, None],
-        [0, False, 1, 2, 3, 4, "stop", 1_000, 5_000, None],
+        [0, False, 1, 9, 3, 0, "stop", 1_000, 5_000, None],
     ]
     ended = [2_000 + 40_000_000, 2_000 + 3_000, 5_000 + 1_000]
     endpoints.add_all(messages, ended)
@@ -529,6 +532,12 @@ def test_messages_are_counted_by_endpoint(receiver):
     train, stop = (("method", "train"),), (("method", "stop"),)
     assert receiver.values("monarch.endpoint.calls") == {train: 2, stop: 1}
     assert receiver.values("monarch.endpoint.errors") == {train: 1}
+    first, second = (("actor_id", "actor-2"),), (("actor_id", "actor-9"),)
+    assert receiver.values("actor.messages_received") == {first: 2, second: 1}
+    assert receiver.values("actor.message_receive_errors") == {first: 1}
+    assert receiver.values("mailbox.posts") == {first: 2}  # the answers
+    handled = receiver.values("actor.message_handler_duration.ns")
+    assert {which: found.count for which, found in handled.items()} == {first: 2, second: 1}
     durations = receiver.values("monarch.endpoint.duration")
     found = durations[train]
     assert (found.count, found.min, found.max) == (2, 3e-6, 0.04)

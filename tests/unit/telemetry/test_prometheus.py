@@ -139,7 +139,7 @@ FOLDER = pathlib.Path(__file__).parents[3] / "examples" / "observability"
 def exported():
     """Return the Prometheus names of all metrics of the engine."""
     engine_metrics._Sampler()
-    engine_metrics.EndpointStatistics()
+    engine_metrics.EndpointStatistics(str)
     kinds = {"counter": "counter", "histogram": "histogram"}
     found = set()
     made = [*engine_metrics.ENGINE._made, *engine_metrics.REFERENCE._made]

@@ -84,7 +84,7 @@ def _get_controller_controller() -> Any:
         start_controllers()
         client = client_proc().uid
     display = f"<root>.<{_ControllerController.__module__}._ControllerController {_NAME}"
-    procs = ProcMesh(client, "local", Shape.unity(), HostMesh(Shape.unity()))
+    procs = ProcMesh(client, "local", Shape.unity(), HostMesh(Shape.unity()), per_host=0)
     return ActorMesh(
         _ControllerController,
         _NAME,

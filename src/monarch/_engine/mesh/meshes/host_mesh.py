@@ -420,7 +420,7 @@ def local_host() -> HostMesh:
 def own_proc_mesh() -> ProcMesh:
     """Return this process as a mesh of one."""
     proc = client_proc()
-    return ProcMesh(proc.uid, proc.label, Shape.unity(), local_host())
+    return ProcMesh(proc.uid, proc.label, Shape.unity(), local_host(), per_host=0)
 
 
 contexts.set_own_proc_mesh(own_proc_mesh)

@@ -94,7 +94,7 @@ class ProcMesh(MeshTrait):
         self._shape = shape
         self._hosts = host_mesh
         self._owner = owner
-        self._per_host = per_host
+        self._per_host = per_host  # 0: a process's own mesh, which has the name of the process
         self._uid_list: list[int] | None = None
         self._links: list[FrameLink] | None = None
         self._moves = 0  # `Proc.moves` when `_links` was made
@@ -141,7 +141,13 @@ class ProcMesh(MeshTrait):
         assert self._hosts is not None
         names = self._hosts._names()
         own = self._shape.ranks()
-        return [names[own[rank] // self._per_host] for rank in shape.ndslice]
+        return [names[own[rank] // (self._per_host or 1)] for rank in shape.ndslice]
+
+    def _proc_labels(self, shape: Shape) -> list[str]:
+        """Return the labels of the processes of the ranks in `shape`, see `_links_of`."""
+        own = self._shape.ranks()
+        ends = [f"-{own[rank]}" if self._per_host else "" for rank in shape.ndslice]
+        return [f"{self._proc_name}{end}" for end in ends]
 
     def _plan_of(self, shape: Shape, links: list[FrameLink]) -> Plan | None:
         """Return the plan of a cast to the ranks in `shape`, behind `links`.
@@ -241,7 +247,7 @@ class ProcMesh(MeshTrait):
             raise NotImplementedError(
                 "`ProcMesh.host_mesh` is not yet supported for non-singleton proc meshes."
             )
-        return self._hosts._host_at(self._shape.ndslice[0] // self._per_host)
+        return self._hosts._host_at(self._shape.ndslice[0] // (self._per_host or 1))
 
     @property
     def _host_mesh(self) -> HostMesh | None:
