@@ -8,6 +8,7 @@ import ssl
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -135,6 +136,20 @@ def test_what_is_received_and_not_read_is_pending(pair: tuple[TlsSocket, TlsSock
     assert not b.pending()
 
 
+def test_a_record_that_comes_byte_by_byte_is_no_end(
+    pair: tuple[TlsSocket, TlsSocket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = pair
+    bare = b._sock
+    by_byte = SimpleNamespace(recv_into=lambda room: bare.recv_into(room[:1]))
+    a.send(b"hello")
+    room = memoryview(bytearray(10))
+    with monkeypatch.context() as slow:
+        slow.setattr(b, "_sock", by_byte)
+        assert b.recv_into(room) == 5
+    assert bytes(room[:5]) == b"hello"
+
+
 def test_a_peer_that_hung_up_is_read_to_the_end(pair: tuple[TlsSocket, TlsSocket]) -> None:
     a, b = pair
     a.send(b"last")
@@ -188,6 +203,26 @@ def test_who_speaks_on_instead_of_ending_tls_is_refused(pair: tuple[TlsSocket, T
     a.send(b"more")
     with pytest.raises(ConnectionError, match="had to end TLS"):
         b.step_aside()
+
+
+@pytest.mark.parametrize("exists", [True, False])
+@pytest.mark.parametrize("name", ["CERT", "KEY", "CA"])
+def test_a_file_that_is_missing_or_no_pem_is_named_with_its_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, exists: bool
+) -> None:
+    [files] = make_certificates(tmp_path, ["host"])
+    for variable, value in files.environment.items():
+        monkeypatch.setenv(variable, value)
+    other = tmp_path / "notes.txt"
+    if exists:
+        other.write_text("this is no certificate")
+        other.chmod(0o600)
+    monkeypatch.setenv(f"HYPERACTOR_TLS_{name}", str(other))
+    with pytest.raises(SecretError) as caught:
+        client_context()
+    told = str(caught.value)
+    assert told.startswith(f"HYPERACTOR_TLS_{name} cannot be used: {other}: ")
+    assert "_ssl.c" not in told, "a line of Python is no reason"
 
 
 @pytest.mark.parametrize("mode", [0o604, 0o602, 0o660])
