@@ -268,7 +268,6 @@ class Membership:
         self._begun = False
         self._voided = 0  # aborted rounds in a row without a loss
         self._settled = False  # patience has ended: do not wait for ranks that are missing
-        self._writing: int | None = None  # the mark that is written to disk
         self._sources: dict[int, int] = {}  # of the round: rank -> the rank that it loads from
         # The copies that were ordered with the round: (by which rank, of what) -> from which rank.
         self._awaited: dict[tuple[int, State], int] = {}
@@ -442,8 +441,6 @@ class Membership:
 
     def saved(self, mark: int) -> None:
         """A checkpoint of the state with this mark is complete on disk."""
-        if mark == self._writing:
-            self._writing = None
         if mark in self._line and self._line[mark] >= self._line.get(self.disk or 0, 0):
             self.disk = mark
 
@@ -654,7 +651,6 @@ class Membership:
         due = self.save_every and version and version % self.save_every == 0
         if due and ready and mark not in (self.disk, EARLIER):
             write = ready[0]
-            self._writing = mark
         lost = max(0, self.committed - version)
         self.committed = version
         self._line = {old: at for old, at in self._line.items() if at < version or old == mark}

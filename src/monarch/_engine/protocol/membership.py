@@ -325,7 +325,6 @@ class Membership:
         news = _News(self)
         for member in fresh:
             news.of_end(member, [member.parent, *member.askers])
-            member.askers.clear()
             if member.successor:
                 news.of_move(member)
             for other in member.known:

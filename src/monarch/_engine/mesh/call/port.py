@@ -71,7 +71,6 @@ class Port(Generic[T]):
 
     def __init__(self, port_ref: PortRef, instance: Any, rank: int | None = None) -> None:
         self._port_ref = port_ref
-        self._instance = instance
         self._rank = NO_RANK if rank is None else rank
         self._link: FrameLink | None = None
         self._return_undeliverable = True
