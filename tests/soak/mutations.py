@@ -4,7 +4,10 @@
     make mutants SHARD=1/20                              one twentieth, an hour at most; resumable
     python tests/soak/mutations.py --report              all parts so far into docs/reliability.md
     python tests/soak/mutations.py --files job/saved.py  all mutants of the files whose path ends so
-    python tests/soak/mutations.py --sample 60           so many, spread evenly; --kinds lock await
+    python tests/soak/mutations.py --sample 60           so many, spread evenly
+
+`--packages _engine/mesh` and `--kinds lock await` restrict each of these. A shard that is tried so
+is no even sample of all mutants, and goes to a file of its own, which `--report` does not read.
 
 `mutant.py` says which changes are made. A mutant for which no test fails *survives*, and so does
 one that no test reaches: either the change breaks no promise, or a test is missing. A failure
@@ -388,6 +391,7 @@ def main() -> None:
     parser.add_argument("--report", action="store_true", help="write docs/reliability.md")
     parser.add_argument("--shard", default="", help="K/N: a part of all; written to out/mutants")
     parser.add_argument("--files", nargs="*", help="only files whose path ends so")
+    parser.add_argument("--packages", nargs="*", help="only files whose path begins so")
     parser.add_argument("--kinds", nargs="*", choices=KINDS, help="only mutants of these kinds")
     parser.add_argument("--sample", type=int, help="so many mutants")
     parser.add_argument(
@@ -432,12 +436,15 @@ def _run(options: argparse.Namespace, room: Path) -> None:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     kinds = options.kinds or KINDS
-    todo = sorted((each for each in places(options.files) if each.kind in kinds), key=chance)
+    packages = tuple(f"{package}/" for package in options.packages or ())
+    chosen = (each for each in places(options.files) if each.kind in kinds)
+    todo = sorted((each for each in chosen if each.file.startswith(packages or "")), key=chance)
     name = "last"
     if options.shard:
         shard, of = map(int, options.shard.split("/"))
         todo = [place for place in todo if chance(place) % of == shard - 1]
-        name = f"shard-{shard}-{of}"
+        restricted = options.files or options.packages or options.kinds
+        name = f"{'part' if restricted else 'shard'}-{shard}-{of}"
     OUT.mkdir(parents=True, exist_ok=True)
     file = OUT / f"{name}.json"
     reach = Reach(MAP, FAR_MAP, FAR_MANY if options.survivors else FAR_FEW)
