@@ -112,6 +112,44 @@ def test_only_the_welcomed_driver_of_a_job_without_one_is_admitted(
     assert agent.did == [("admit_driver", owner), ("driver_returned",), ("print_there",)]
 
 
+def test_who_knocks_at_a_job_with_a_driver_is_refused_and_told_by_whom(
+    agent: Agent, keeper: JobKeeper
+) -> None:
+    link, sock = types.SimpleNamespace(), object()
+    holder: Any = agent
+    holder.connect = lambda *_: link
+    knocked: Any = keeper._knocked
+    knocked(sock, {"job": "a", "pid": 4711})
+    (told, _, refused), closed = agent.did
+    assert (told, closed) == ("tell", ("close", link))
+    assert refused == {"op": "refused", "reason": "it has a driver, another process"}
+    begin(keeper)
+    agent.did.clear()
+    keeper.remember(1, "one")
+    keeper.home_lost("no route")
+    knocked(sock, {"job": "a", "pid": 4711})
+    _, (_, _, welcome) = agent.did[-2], agent.did[-1]
+    assert (welcome["op"], welcome["uid"], welcome["reign"]) == ("welcome", 7, 1)
+    assert welcome["keepsakes"] == ["one"]
+    assert agent.owner is link
+    assert link.uid == 7
+    knocked(sock, {"job": "a", "pid": 4712})
+    assert agent.did[-2][2]["reason"] == "it has a driver, process 4711 on here"
+
+
+def test_a_new_home_is_one_epoch_ahead_and_comes_when_the_old_one_is_lost(
+    keeper: JobKeeper,
+) -> None:
+    assert not keeper.may_come_home(1), "the job ends with its driver, which is here"
+    begin(keeper)
+    assert not keeper.may_come_home(1), "it has a driver"
+    keeper.home_lost("no route")
+    assert not keeper.may_come_home(0)
+    assert not keeper.may_come_home(2)
+    assert keeper.may_come_home(1)
+    assert not keeper.may_come_home(1), "another one has come"
+
+
 # -- who asks ------------------------------------------------------------------------------------
 
 WORKERS: Any = ["tcp://a:1"]
@@ -155,3 +193,16 @@ def test_a_worker_is_not_waited_for_longer_than_asked(
         claims.claim("a", WORKERS, b"key", 60)
     assert all(0 < seconds <= 60 for seconds in waits)
     assert len(waits) == 1
+
+
+def test_a_job_without_a_driver_is_found(worker: socket.socket) -> None:
+    said = json.dumps({"uid": 7, "reign": 2, "grace": 60.0}).encode()
+    worker.send(ANSWER.pack(len(said)) + said)
+    assert claims.claim("a", WORKERS, b"key", 60) == claims.Found(7, 2, 60.0)
+
+
+def test_a_job_with_a_driver_is_refused(worker: socket.socket) -> None:
+    said = json.dumps({"driven": True, "sure": True}).encode()
+    worker.send(ANSWER.pack(len(said)) + said)
+    with pytest.raises(RuntimeError, match="cannot re-attach to job 'a': it has a driver"):
+        claims.claim("a", WORKERS, b"key", 60)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from monarch._engine.runtime.io.reactor import Reactor
+from monarch._engine.wire.frame import CONTROL, pack
 from monarch._failover.rendezvous import Rendezvous, answers, dismiss, jobs, knock, open_door
 
 ACTS: list[Callable[[], object]] = [
@@ -128,3 +130,25 @@ def test_a_door_admits_who_knows_the_secret(folder: Path, key: bytes) -> None:
         reactor.close()
     assert came == [{"job": "a", "pid": os.getpid()}] * (key == b"k" * 32)
     assert not os.path.exists(path)
+
+
+def test_who_is_refused_at_the_door_learns_why(folder: Path) -> None:
+    def knocked(sock: socket.socket, _purpose: dict[str, Any]) -> None:
+        body = json.dumps({"op": "refused", "reason": "it has a driver, process 7"}).encode()
+        sock.send(pack(CONTROL, 0, 0, 0, b"", body))
+        sock.close()
+
+    reactor = Reactor()
+    sock, path = open_door("a")
+    door = Rendezvous(reactor, sock, path, b"k" * 32, knocked)
+    thread = threading.Thread(target=reactor.run)
+    thread.start()
+    try:
+        for act, verb in ((knock, "re-attach to"), (dismiss, "end")):
+            with pytest.raises(RuntimeError, match=f"cannot {verb} job 'a': it has a driver"):
+                act("a", b"k" * 32, 30.0)
+    finally:
+        reactor.call_soon(door.close)
+        reactor.call_soon(reactor.stop)
+        thread.join()
+        reactor.close()

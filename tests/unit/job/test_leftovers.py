@@ -276,3 +276,14 @@ def test_only_processes_of_this_user_are_hosts(monkeypatch: pytest.MonkeyPatch) 
     user = os.getuid()
     monkeypatch.setattr("os.getuid", lambda: user + 1)
     assert host_processes() == []
+
+
+def test_the_hosts_of_a_job_are_those_of_its_directory(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = stale(temporary, "monarch-process-job-12345678")
+    own, other = OsProcess.of(os.getpid()), OsProcess.of(os.getppid())
+    running = [(own, str(folder)), (other, str(temporary / "another"))]
+    monkeypatch.setattr(module, "host_processes", lambda: running)
+    (job,) = job_folders()
+    assert job.hosts == [own]

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from monarch._engine.base.verdict import STOPPED
+from monarch._engine.base.verdict import FAILED, STOPPED
 from monarch._restarts import supervisor as supervisors
-from monarch._restarts.supervisor import Supervisor, _Ending
+from monarch._restarts.supervisor import Supervisor, _Asking, _Ending
 from tests.unit.runtime.interleavings import Lock, Run, explore
 
 
@@ -130,3 +130,34 @@ def test_whatever_the_order_of_threads_no_rank_is_created_after_the_stop_of_its_
         return run
 
     assert explore(make, most=2) > 50
+
+
+@pytest.mark.parametrize(
+    ("ended", "ends_by_then", "is_stopped", "is_news"),
+    [
+        (FAILED, 1, False, True),
+        (FAILED, 2, False, False),  # its exit was reported meanwhile
+        (FAILED, 1, True, False),
+        (None, 1, False, False),
+    ],
+)
+def test_a_wait_for_healthy_ranks_waits_for_the_report_of_an_exit_that_it_has_found(
+    ended: str | None, ends_by_then: int, is_stopped: bool, is_news: bool
+) -> None:
+    known: Any = SimpleNamespace(index=3, ends=[ends_by_then])
+    told: list[int] = []
+    supervisor: Any = SimpleNamespace(
+        _meshes={} if is_stopped else {3: known},
+        _unreported=set(),
+        _waiting=[],
+        _tell_waiting=lambda: told.append(1),
+    )
+    everything: Any = Everything()
+    asking = _Asking._new()
+    asking._supervisor = supervisor
+    asking._asked = [(known, 0, 1)]
+    asking._open(everything, [everything])
+    for _ in range(2):  # only the first answer counts
+        asking._answer(0, ended)
+    assert supervisor._unreported == ({(3, 0)} if is_news else set())
+    assert (supervisor._waiting, told) == ([asking], [1])

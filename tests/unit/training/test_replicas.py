@@ -91,3 +91,63 @@ def test_gradients_are_not_averaged_before_each_share_has_some(manager: Any) -> 
     ):
         manager.average()
     assert not manager._averaged
+
+
+@pytest.mark.torch
+def test_a_rank_that_could_not_enter_a_round_asks_for_the_next(manager: Any) -> None:
+    """The rank from which it had to get the state was lost."""
+    late = SimpleNamespace(shares=(7,))
+    answers = [("begin", None, late, ""), ("begin", None, manager._role, "")]
+    manager.__dict__["_ask"] = lambda *_: answers.pop(0)
+    manager.__dict__["_enter"] = lambda _begin, role, _path: role is not late
+    assert manager.quorum()
+    assert answers == []
+    assert manager._role.shares == (0, 1)
+
+
+@pytest.mark.torch
+def test_a_rank_has_a_group_and_a_position_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    from monarch import _spi
+    from monarch.training import manager as managers
+    from monarch.training.coordinator import Coordinator
+
+    monkeypatch.setattr(managers, "current_rank", lambda: SimpleNamespace(rank=7))
+    monkeypatch.setattr(_spi, "at_actor_end", lambda _: None)
+    module = torch.nn.Linear(2, 2)
+    coordinator = Coordinator(
+        uid=1, service="", groups=3, width=3, timeout=60.0, copy_every=0, folder="", run=""
+    )
+    made = managers.Manager(coordinator, module, torch.optim.SGD(module.parameters(), 0.1))
+    assert (made.rank, made.group, made._position) == (7, 2, 1)
+
+
+def test_the_call_of_a_rank_is_repeated_on_its_replacement(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    replicas: Any = object.__new__(Replicas)
+
+    class Call:
+        def __init__(self, rank: int) -> None:
+            self.rank = rank
+            calls.append(rank)
+
+        def get(self) -> str:
+            if self.rank == 1 and calls.count(1) == 1:
+                replicas._restarted(SimpleNamespace(mesh_name="ranks", rank=1))
+                raise SupervisionError("lost")
+            return f"rank {self.rank} trained"
+
+    def slice_of(rank: int) -> Any:
+        return SimpleNamespace(train=SimpleNamespace(call_one=lambda: Call(rank)))
+
+    replicas._changed = threading.Condition()
+    replicas._issue, replicas._calls = {}, {}
+    replicas._core = SimpleNamespace(resume=lambda: None, closed=False, failed="", active=False)
+    replicas._authority = SimpleNamespace(handle=SimpleNamespace(timeout=0.001))
+    replicas._supervisor = SimpleNamespace(healthy=SimpleNamespace(get=lambda: None))
+    monkeypatch.setattr(Replicas, "_core_call", staticmethod(lambda function: function()))
+    flat = SimpleNamespace(slice=slice_of)
+    actors: Any = SimpleNamespace(_mesh_name="ranks", size=lambda: 2, flatten=lambda _: flat)
+    assert replicas.run(actors, "train") == {0: "rank 0 trained", 1: "rank 1 trained"}
+    assert calls == [0, 1, 1]
+    assert replicas._issue == replicas._calls == {}
