@@ -7,6 +7,7 @@ only where one was said in this session, and unacknowledged messages are reporte
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -209,3 +210,21 @@ def test_a_release_that_does_not_name_the_session_says_farewell(pair: Pair) -> N
     bye = HEADER.pack(BYE, CONTROL, 2, 0, 0, 1)
     pair.other.reports += pair.other.channel.on_packet([bye, b"ok"], pair.now)
     assert pair.other.ends() == [True]
+
+
+class Token:
+    """What the sender of a message is told by; here it shows whether the message is kept."""
+
+
+@pytest.mark.parametrize("has_left", [False, True])
+def test_a_session_that_has_ended_keeps_none_of_its_messages(pair: Pair, has_left: bool) -> None:
+    token = Token()
+    kept = weakref.ref(token)
+    channel = pair.one.channel
+    channel.send(1, [b"late"], token)
+    if has_left:
+        assert channel.next_packet(pair.now) is not None
+    (end,) = channel.end("enough")
+    assert end == Ended("enough", [token], False)
+    del token, end
+    assert kept() is None

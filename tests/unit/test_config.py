@@ -171,6 +171,14 @@ def test_good_values_read_back_normalised(fresh, values, read):
     assert read == fresh.get_global()[name] == fresh.get_runtime()[name]
 
 
+def test_the_encodings_have_the_numbers_of_the_reference():
+    assert {str(each): int(each) for each in Encoding} == {
+        "Encoding.Bincode": 0,
+        "Encoding.Json": 1,
+        "Encoding.Multipart": 2,
+    }
+
+
 def test_configure_sets_all_keys_or_none(fresh):
     with pytest.raises(TypeError):
         fresh.configure(tail_log_lines=7, cleanup_timeout="soon")

@@ -75,3 +75,14 @@ def test_meshes_are_equal_that_denote_the_same() -> None:
     assert procs.slice(hosts=0) != procs.slice(hosts=0).rename(gpus="k")
     assert procs != hosts
     assert hosts.with_python_executable("other") != hosts
+
+
+def test_processes_of_another_interpreter_are_executed_by_it() -> None:
+    hosts = hosts_of(("a",))
+    assert hosts._command_for(0, hosts.extent, None) is None, "a launcher forks them"
+    command = hosts.with_python_executable("/opt/python")._command_for(0, hosts.extent, None)
+    assert command is not None
+    assert (command.program, command.args) == (
+        "/opt/python",
+        ["-m", "monarch._src.actor.bootstrap_main"],
+    )

@@ -482,6 +482,23 @@ def test_causes_keep_their_frames() -> None:
     assert "Traceback (most recent call last)" not in text
 
 
+@pytest.mark.parametrize("link", ["cause", "context"])
+def test_frames_of_the_engine_are_left_out_of_what_came_before_too(link: str) -> None:
+    from monarch.actor import Future
+
+    def endpoint() -> None:
+        try:
+            Future._failed(SupervisionError("it died")).get()
+        except SupervisionError as error:
+            raise ValueError("second") from (error if link == "cause" else None)
+
+    error = raised_by(endpoint)
+    error.__suppress_context__ = False
+    text = format_remote(error)
+    assert text.index("SupervisionError: it died") < text.index("ValueError: second")
+    assert "_engine" not in text
+
+
 # -- on the wire ---------------------------------------------------------------------------------
 
 

@@ -76,6 +76,12 @@ class Async(Actor):
     async def seen(self) -> list[Any]:
         return self.handled
 
+    @endpoint
+    async def cancelling(self) -> int:
+        """Return how many cancellations of the actor's task are not accounted for."""
+        task: Any = asyncio.current_task()
+        return int(task.cancelling()) if sys.version_info >= (3, 11) else 0
+
 
 @pytest.fixture(scope="module")
 def procs() -> Iterator[Any]:
@@ -265,3 +271,5 @@ def test_an_async_endpoint_is_cancelled(procs: Any, method: str) -> None:
         seen := [sorted(rank) for rank in mesh.seen.call().get(timeout=WAIT).values()]
     ) != expected:
         assert time.monotonic() < deadline, seen
+    # A task group, or a time limit, of a later message would take it for a cancellation of its own.
+    assert mesh.cancelling.call().get(timeout=WAIT).values() == [0, 0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -90,6 +91,21 @@ def test_an_executed_child_does_not_have_it(box: int) -> None:
     code = f"os.execv('/bin/sh', ['sh', '-c', 'echo x >&{box}'])"
     assert run(box, code)[0] != 0
     assert black_box.read(box) == ""
+
+
+@pytest.mark.parametrize(("version", "options"), [((3, 13), {}), ((3, 14), {"c_stack": False})])
+def test_the_c_stack_is_not_written(
+    monkeypatch: pytest.MonkeyPatch, version: tuple[int, int], options: dict[str, bool]
+) -> None:
+    """The code that writes it may wait for a lock that the crash has left held."""
+    spec = black_box.__spec__
+    assert spec is not None
+    assert spec.loader is not None
+    fresh = importlib.util.module_from_spec(spec)
+    monkeypatch.setattr(sys, "version_info", version)
+    monkeypatch.delattr(os, "register_at_fork")
+    spec.loader.exec_module(fresh)
+    assert fresh._options == options
 
 
 def test_it_is_read_to_a_bound_and_whatever_is_in_it() -> None:

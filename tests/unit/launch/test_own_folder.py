@@ -1,7 +1,9 @@
-"""Private directories are made beside processes that remove stale ones."""
+"""Private directories are made beside processes that remove stale ones, or not at all."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 from pathlib import Path
 from typing import Any
@@ -34,3 +36,21 @@ def test_a_directory_that_another_process_takes_for_a_stale_one_is_replaced(
         assert os.path.samestat(os.stat(path), os.fstat(lock))
     finally:
         os.close(lock)
+
+
+def test_a_file_system_without_locks_is_named_by_its_error_and_keeps_no_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []
+
+    def flock(fd: int, _operation: int) -> None:
+        tried.append(fd)
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(OSError, match=os.strerror(errno.ENOLCK)):
+        own_folder.make("test-", str(tmp_path))
+    (fd,) = tried
+    with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
+        os.fstat(fd)
+    assert os.listdir(tmp_path) == []

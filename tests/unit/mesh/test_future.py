@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from monarch._engine.mesh.results.future import RAISED, VALUE, Future, _looks
+from monarch._engine.runtime.io.stacks import NO_STACK, stacks
 from monarch.actor import Channel
 
 WAIT = 60.0
@@ -86,6 +87,11 @@ def test_a_thread_is_about_to_see_its_result_once_that_is_there() -> None:
     assert _looks(blocked) is None
     future._resolve(VALUE, 1)
     assert _looks(blocked) is True
+
+
+def test_a_thread_without_a_future_sees_no_result() -> None:
+    assert _looks(NO_STACK) is False
+    assert _looks(stacks()[threading.get_ident()]) is False
 
 
 def test_resolving_twice_changes_nothing() -> None:

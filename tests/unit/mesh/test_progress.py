@@ -1,13 +1,16 @@
-"""An interrupt at any moment of a long wait ends its thread, which would go on printing."""
+"""Reports of long waits: the first comes in time, and an interrupt leaves no thread that prints."""
 
 from __future__ import annotations
 
+import importlib.util
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from monarch._engine.mesh.results import progress as module
+from monarch._engine.mesh.results.future import Future
 from monarch._engine.mesh.results.progress import progress
 
 
@@ -43,3 +46,19 @@ def test_an_interrupt_leaves_no_thread(
 def test_what_prints_may_come_after_the_wait() -> None:
     """The thread outlives a wait of which the end was interrupted, by a moment."""
     assert module._known_best() == ""
+
+
+def test_the_first_future_that_is_pending_is_looked_at_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One look is for all that are pending then."""
+    assert module.__spec__ is not None
+    assert module.__spec__.loader is not None
+    fresh: Any = importlib.util.module_from_spec(module.__spec__)
+    module.__spec__.loader.exec_module(fresh)
+    looks: list[float] = []
+    clock = SimpleNamespace(call_later=lambda delay, _: looks.append(delay))
+    monkeypatch.setattr(fresh, "client_proc", lambda: SimpleNamespace(clock=clock))
+    for _ in range(2):
+        fresh.tell_while(Future._new(), lambda: "waiting")
+    assert looks == [fresh._LOOK]

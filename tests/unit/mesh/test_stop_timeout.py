@@ -1,4 +1,4 @@
-"""The time limit of a stop ends with the stop."""
+"""The stop of an actor mesh: what comes before it, and the end of its time limit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from monarch._engine.mesh.meshes import actor_mesh
 from monarch._engine.mesh.meshes.actor_mesh import ActorMesh
-from monarch._engine.mesh.results.future import VALUE
+from monarch._engine.mesh.results.future import VALUE, Future
 
 
 def test_a_stop_that_is_complete_forgets_its_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,3 +30,24 @@ def test_a_stop_that_is_complete_forgets_its_time_limit(monkeypatch: pytest.Monk
     assert not cancelled
     stopping._resolve(VALUE, None)
     assert cancelled == [1]
+
+
+def test_what_has_to_be_done_before_a_stop_is_done_before_any_rank_has_it() -> None:
+    """Messages still reach the actors then."""
+    done: list[str] = []
+
+    def ask(*_: Any) -> Future[None]:
+        done.append("stop")
+        return Future._of(None)
+
+    mesh: Any = SimpleNamespace(
+        _owner=SimpleNamespace(_disown=lambda _: None),
+        _stopping=None,
+        _before_stop=lambda: done.append("before"),
+        _proc=SimpleNamespace(owned={}),
+        _uid=1,
+        _ask=ask,
+    )
+    stopping = ActorMesh.stop(mesh)
+    assert ActorMesh.stop(mesh) is stopping
+    assert done == ["before", "stop"]

@@ -285,6 +285,19 @@ def test_a_finaliser_that_sends_while_the_link_is_sending(ends: Ends) -> None:
     assert open_fds() == before
 
 
+def test_a_link_that_is_given_up_in_a_forked_child_takes_nothing_more(ends: Ends) -> None:
+    """The fork came from a finaliser, while its thread was sending: the child has that thread."""
+    left, _ = ends()
+    left.link._lock.acquire()
+    left.link._owner = threading.get_ident()
+    left.link.abandon("the process was forked")
+    before = open_fds()
+    assert not left.link.send(frame(1, nfd=1), [0])
+    assert open_fds() == before
+    assert left.link._nested == []
+    left.link.close("over")  # the lock is free
+
+
 def test_a_link_is_collected(ends: Ends) -> None:
     ours, theirs = socket.socketpair()
     link = Link(ours, "proc a", lambda link, on: None, 1000, 1000)

@@ -270,19 +270,20 @@ def test_what_lives_in_main_travels_by_value(monkeypatch: pytest.MonkeyPatch) ->
     assert decode(data)() == "mine"
 
 
-def test_the_script_of_a_child_of_multiprocessing_travels_by_value() -> None:
+def test_the_script_of_a_child_of_multiprocessing_travels_by_value(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """In the child it belongs to a module that the receiver lacks."""
-    program = """
-import sys, types
-from monarch._engine.wire.codec import encode
-before, script = sys.modules["__main__"], types.ModuleType("__mp_main__")
-sys.modules["__main__"] = sys.modules["__mp_main__"] = script
-exec("class Thing: answer = 42", vars(script))
-exec("def function(): return Thing.answer", vars(script))
-sys.stdout.buffer.write(b"".join(encode((script.Thing(), script.function), 1 << 62).chunks))
-"""
-    child = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
-    thing, function = decode(child.stdout)
+    script = types.ModuleType("__mp_main__")
+    exec("class Thing: answer = 42", vars(script))
+    exec("def function(): return Thing.answer", vars(script))
+    with monkeypatch.context() as child:
+        child.setattr(codec, "_by_value_class", None)
+        child.setattr(cloudpickle.cloudpickle, "_PICKLE_BY_VALUE_MODULES", set())
+        for name in ("__main__", "__mp_main__"):
+            child.setitem(sys.modules, name, script)
+        data = b"".join(encode((script.Thing(), script.function), NEVER).chunks)
+    thing, function = decode(data)
     assert (thing.answer, function()) == (42, 42)
 
 
@@ -801,6 +802,15 @@ class Odd(metaclass=Meta):
 
 def test_a_class_that_cannot_be_hashed_travels_by_name() -> None:
     assert there((Odd, Payload, Odd))[0] is Odd
+
+
+def test_a_class_whose_objects_were_sent_is_not_kept() -> None:
+    class Made(Plain):
+        pass
+
+    assert there(Made(1)).value == 1
+    assert Made not in codec._reducers
+    assert Plain not in codec._reducers
 
 
 def test_reducers_that_are_registered_later_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,12 @@ def reader(limit: int = LIMIT) -> FrameReader:
     return FrameReader(limit, "proc 7f")
 
 
+def test_each_kind_has_a_number_of_its_own() -> None:
+    names = "CALL POST SPAWN STOP EVENT FLOW RELEASE CONTROL QUERY PROBE SERVICE CAST ANSWERS MARK "
+    kinds = [getattr(wire, name) for name in f"{names}TURN DIRECT".split()]
+    assert kinds == list(range(1, wire._LAST_KIND + 1))
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{len(case.meta)}+{len(case.body)}")
 @pytest.mark.parametrize("step", [1, 31, 32, 33, 4096, 1 << 30])
 def test_cut_anywhere(case: Frame, step: int) -> None:

@@ -1,4 +1,4 @@
-"""The flow-control messages of a cell's mailbox to its senders, in any order of the threads."""
+"""The flow control and the end of a cell, in any order of the threads."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import pytest
 from monarch._engine.base.failure import Failure
 from monarch._engine.base.settings import settings
 from monarch._engine.base.verdict import FAILED
+from monarch._engine.runtime.actor import cell as cells
 from monarch._engine.runtime.actor.cell import Cell, Identity
 from monarch._engine.wire.frame import CALL, STOP, Frame
+from tests.unit.runtime.interleavings import Lock, Run, explore
 
 LIMIT = 8
 
@@ -151,3 +153,32 @@ def test_a_failure_is_told_before_a_stop_that_comes_meanwhile_is_acknowledged(ce
     cell.finish()
     reactor[0].join()
     assert proc.news == [FAILED, "acknowledged"]
+
+
+def test_of_two_ends_at_once_one_counts() -> None:
+    """Another thread aborts the actor while its own one ends it; see `interleavings`."""
+
+    def make(schedule: tuple[tuple[int, int], ...]) -> Run:
+        run = Run({cells.__file__}, schedule)
+        identity = Identity("name", "label", "<display>", lambda cell: None)  # type: ignore[arg-type,return-value]
+        cell = Cell(Proc(), 1, 0, 2, identity, is_async=False)  # type: ignore[arg-type]
+        cell._end_lock = Lock(run)  # type: ignore[assignment]
+        counted: list[Failure] = []
+
+        def end(reason: str) -> None:
+            failure = cell.own_failure(reason)
+            if cell.settle(failure):
+                counted.append(failure)
+
+        run.add("actor", lambda: end("it raised"))
+        run.add("another", lambda: end("it was aborted"))
+        go = run.go
+
+        def checked() -> None:
+            go()
+            assert counted == [cell.grave]
+
+        run.go = checked  # type: ignore[method-assign]
+        return run
+
+    assert explore(make, most=1) > 20

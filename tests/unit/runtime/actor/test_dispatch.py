@@ -16,10 +16,11 @@ from typing import Any
 
 import pytest
 
+from monarch._engine.base import instrument
 from monarch._engine.base.errors import BackpressureError
 from monarch._engine.base.failure import Failure
 from monarch._engine.runtime.actor.cell import DEAD, Cell, Handler, Identity
-from monarch._engine.runtime.actor.dispatch import Died, run_sync
+from monarch._engine.runtime.actor.dispatch import Died, construct, run_sync
 from monarch._engine.wire.call_meta import call_meta
 from monarch._engine.wire.codec import Payload, encode, encode_result
 from monarch._engine.wire.frame import CALL, ERROR, STOP, Frame
@@ -254,6 +255,25 @@ def test_an_idle_actor_keeps_no_message_alive() -> None:
     del body
     assert actor.run() == [(1, "value")]
     assert kept == [True, False]
+
+
+def test_the_result_of_a_message_without_a_caller_is_dropped_whatever_it_is() -> None:
+    actor = Actor(lock=threading.Lock, good=lambda: 1, finish=finish)
+    actor.call("lock", 0)
+    actor.call("good", 1)
+    assert actor.run() == [(1, "value")]
+
+
+def test_an_actor_is_idle_once_it_is_constructed(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    traffic = SimpleNamespace(status=lambda _, status, why: told.append(status))
+    monkeypatch.setattr(instrument, "traffic", traffic)
+    for ends_meanwhile in (False, True):
+        actor = Actor()
+        if ends_meanwhile:
+            actor.cell.identity.build = lambda _, actor=actor: (actor.end(), actor)[1]  # type: ignore[assignment,misc]
+        assert construct(actor.cell)
+    assert told == ["Initializing", "Idle", "Initializing", "Failed"]
 
 
 def raise_(error: BaseException) -> None:

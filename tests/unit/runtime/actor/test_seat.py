@@ -311,6 +311,27 @@ def test_a_link_is_lent_to_one_loop_at_a_time(monkeypatch: pytest.MonkeyPatch) -
     assert other._borrow() is loan
 
 
+def test_a_wait_says_whether_the_link_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop that took a read link for a turn without events would wait on with its work to do."""
+    world = World(monkeypatch, ())
+    link, own, event = world.links[0], world.epoll(), world.new(Descriptor)
+    own.register(event.number)
+    link.loan.lock = threading.RLock()
+    link.receive = lambda _: link.came.popleft() or []  # type: ignore[method-assign]
+    done: list[Any] = []
+    world.cells[ACTOR] = SimpleNamespace(put=lambda _, frame: done.append(frame.rank))
+    gate: Any = SimpleNamespace(hold=lambda: None)
+    seat = seats.Seat(world, own.number, gate, lambda: done.append("posts"))  # type: ignore[arg-type]
+    assert seat.wait(0) is False, "nothing came"
+    event.count = 1
+    assert seat.wait(0) is False, "something else came"
+    assert done == []
+    link.came.append([call(1)])
+    assert seat.wait(0) is True
+    assert done == [1, "posts"]
+    assert seat.wait(0) is None, "no message is expected over the link"
+
+
 MUTATIONS = {
     "the link is not given back": ("self._watch(link, reads=True)", "pass"),
     "frames are read on past those that are left": ("loan.left or link.fileno", "link.fileno"),

@@ -1,4 +1,4 @@
-"""Connections through a gateway: the gateway's answer, and the memory it keeps for relayed data."""
+"""Connections through a gateway: its answer, its memory for relayed data, the end of a relay."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from monarch._engine.base.address import ChannelAddr
 from monarch._engine.protocol.session.records import purpose_tag
 from monarch._engine.runtime.admission import gateway as module
-from monarch._engine.runtime.admission.gateway import Gateway, _join
+from monarch._engine.runtime.admission.gateway import Gateway, Relay, _join
 from monarch._engine.runtime.admission.handshake_io import Arrival, Greeting
 from monarch._engine.runtime.admission.host_identity import tls_names
 from monarch._engine.runtime.admission.tls import TlsSocket, server_context
@@ -180,3 +180,21 @@ def test_behind_the_answer_there_is_nothing(open_way: Any) -> None:
 def test_an_altered_answer_is_refused(open_way: Any) -> None:
     with pytest.raises(ConnectionError, match="altered"):
         open_way(lambda arrival: answer(arrival, {"error": None, "end": "x"})[:-1] + b"!")
+
+
+def test_a_relay_ends_with_its_worker_whatever_it_carries() -> None:
+    reactor = Reactor()
+    ours, worker = socket.socketpair()
+    relay = Relay(reactor, ours)
+    relay._open = 1  # so that it is not idle
+    late: list[int] = []
+
+    def give_up() -> None:
+        late.append(1)
+        reactor.stop()
+
+    reactor.call_later(30.0, give_up)
+    worker.close()
+    reactor.run()
+    assert late == []
+    relay.close()

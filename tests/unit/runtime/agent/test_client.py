@@ -1,13 +1,15 @@
-"""The modules that a new host agent imports ahead for the processes of meshes."""
+"""The host agent of a client: what it imports ahead for processes of meshes, and its end."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE
+from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE, Verdict
 from monarch._engine.launch import helper
 from monarch._engine.launch.cores import THREADS
 from monarch._engine.runtime.agent import client
@@ -72,3 +74,39 @@ def test_a_client_that_succeeds_another_takes_over_its_agent(
         assert client._agent_process.pid == 7
     else:
         assert done == ["became", "started"]
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="without it Popen waits by itself")
+@pytest.mark.parametrize("exits", [True, False])
+def test_the_exit_of_the_agent_is_awaited_for_the_grace_and_no_longer(
+    monkeypatch: pytest.MonkeyPatch, exits: bool
+) -> None:
+    done: list[Any] = []
+
+    class Agent(subprocess.Popen[bytes]):
+        """The process of an agent; another process has its pid."""
+
+        def __init__(self) -> None:
+            self.pid = os.getpid()
+
+        def wait(self, timeout: float | None = None) -> int:
+            done.append(("wait", timeout))
+            if timeout is not None and not exits:
+                raise subprocess.TimeoutExpired("agent", timeout)
+            return 0
+
+        def kill(self) -> None:
+            done.append("kill")
+
+    def await_exit(_handle: int, timeout: float | None) -> bool:
+        done.append(("poll", timeout))
+        return exits
+
+    monkeypatch.setattr(client, "_current", SimpleNamespace(agent=None))
+    monkeypatch.setattr(client, "_agent_process", Agent())
+    monkeypatch.setattr(client, "_exits", await_exit)
+    client.close_client(5.0, Verdict(FAILED, "the script ended"))
+    if exits:
+        assert done == [("poll", 5.0), ("wait", 5.0)]
+    else:
+        assert done == [("poll", 5.0), ("wait", 0.0), "kill", ("wait", None)]

@@ -126,13 +126,20 @@ class Host:
         return end
 
     def cast(
-        self, number: int, *, gathers: bool = False, rank: int = 0, tied: bool = False
+        self,
+        number: int,
+        *,
+        gathers: bool = False,
+        rank: int = 0,
+        tied: bool = False,
+        stream: bytes = b"",
+        content: bytes | None = None,
     ) -> None:
         """Cast to the receiver, which is on the other host."""
         new = json.dumps([number, int(gathers), 2, [rank] if tied else [], []]).encode()
         plan = json.dumps([["there", [[RECEIVER, 1, rank, 1]]]]).encode()
-        body = HEADS.pack(len(new), len(plan)) + new + plan
-        self.relay.begin(CALLER, Frame(CAST, 0, 0, PORT, CALL, 0, b"", body))
+        body = HEADS.pack(len(new), len(plan)) + new + plan + stream
+        self.relay.begin(CALLER, Frame(CAST, 0, 0, PORT, CALL, 0, b"", body), content)
 
 
 @pytest.fixture
@@ -249,6 +256,18 @@ def test_a_tunnel_whose_mark_is_ahead_of_its_cast_is_held_until_that_comes(
     there.relay.arrived(receiver, pack(MARK, 2, 0, 0, b"", b""))
     there.relay.closed(receiver)
     assert there.relay_way.blocked[CALLER] == {}
+
+
+@pytest.mark.parametrize(("stream", "content"), [(b"the content", None), (b"", b"the content")])
+def test_the_content_goes_to_the_other_host_from_the_frame_or_from_its_segment(
+    here: Host, stream: bytes, content: bytes | None
+) -> None:
+    sent: list[bytes] = []
+    here.peer.deliver = lambda lane, data: sent.append(data)
+    here.open(CALLER, RECEIVER, ours=True)
+    here.cast(1, stream=stream, content=content)
+    (data,) = sent
+    assert data.endswith(b"the content")
 
 
 def test_plans_are_bounded(here: Host) -> None:

@@ -1,7 +1,8 @@
-"""Host links over socket pairs: which of several connections is used."""
+"""Host links over socket pairs: which of several connections is used, and when it is written to."""
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Callable, Iterator
 
@@ -134,6 +135,32 @@ def test_an_altered_greeting_is_reported() -> None:
     assert world.listener.altered_count == 1
     assert offered.fileno() == -1
     near.close()
+    for agent in (world.dialer, world.listener):
+        agent.link.end("the test is over")
+    world.reactor.close()
+
+
+def test_a_message_goes_on_whenever_the_connection_has_room() -> None:
+    """Nothing comes from the peer meanwhile, so only the room itself wakes the sender."""
+
+    def narrow() -> Pair:
+        near, far = socket.socketpair()
+        near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+        return near, far
+
+    world = World(narrow)
+    _, far = world.connect()
+    world.send(world.dialer, b"one")
+    world.reactor.watch(far.fileno(), reads=False, writes=False)
+    world.dialer.link.send(LANE, [bytes(1 << 20)])
+    for _ in range(4):
+        world.reactor.call_soon(world.reactor.stop)
+        world.reactor.run()
+        came = 0
+        with contextlib.suppress(BlockingIOError):
+            while got := far.recv(1 << 16):
+                came += len(got)
+        assert came
     for agent in (world.dialer, world.listener):
         agent.link.end("the test is over")
     world.reactor.close()

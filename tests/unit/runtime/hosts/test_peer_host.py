@@ -1,4 +1,4 @@
-"""Messages and spawn orders at a peer host: one that fails takes no other with it."""
+"""Messages, spawn orders and reports at a peer host: one that fails takes no other with it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch._engine.protocol.session.lanes import CONTROL
 from monarch._engine.protocol.spawn_orders import Orders
-from monarch._engine.runtime.cast.tunnel_end import SpawnShare
+from monarch._engine.runtime.cast.tunnel_end import CASTS, SpawnShare
 from monarch._engine.runtime.hosts.peer_host import PeerHost
 
 Act = tuple[str, int, bool]
@@ -134,3 +135,51 @@ def test_orders_behind_one_that_fails_are_carried_out() -> None:
     for index in (2, 1, 0):
         here.arrive_by_tree(index)
     assert here.got == [0, 1, 2]
+
+
+@pytest.mark.parametrize("is_confirmed", [False, True])
+def test_a_copy_of_an_order_goes_before_the_next_message_unless_it_has_arrived(
+    is_confirmed: bool,
+) -> None:
+    sent: list[str] = []
+    peer = Receiver().peer
+    peer.link = SimpleNamespace(  # type: ignore[assignment]
+        send=lambda _, data, done=None: sent.append(json.loads(b"".join(data))["op"])
+    )
+    order: Any = {"op": "spawn", "parent": 1, "spec": {}, "procs": []}
+    share = peer.order(order, [])
+    if is_confirmed:
+        peer.confirmed(share.number)
+    peer.say({"op": "left", "uid": 2})
+    peer.say({"op": "left", "uid": 3})
+    assert sent == [*([] if is_confirmed else ["spawn"]), "left", "left"]
+
+
+@pytest.mark.parametrize(
+    ("near", "far", "waits"), [(1, 2, True), (1, 3, False), (4, 2, False), (2, 1, False)]
+)
+def test_a_report_of_an_exit_waits_for_the_last_words_of_that_process(
+    near: int, far: int, waits: bool
+) -> None:
+    """It is for process 1 and about process 2, and waits for their tunnels alone."""
+    here = Receiver()
+    handled: list[str] = []
+    here.peer._agent.from_peer_host = lambda _, message: handled.append(message["op"])  # type: ignore[method-assign]
+    here.peer._agent.reactor = SimpleNamespace(call_later=lambda *_: None)  # type: ignore[assignment]
+    tunnel: Any = SimpleNamespace(lane=7, near=near, far=far)
+    here.peer.tunnels[7] = tunnel
+    notice = {"op": "gone", "procs": [[2, "failed", "it died"]]}
+    here.peer._handle({"op": "notice", "to": 1, "notice": notice})
+    assert handled == ([] if waits else ["notice"])
+    here.peer._tunnel_closed(tunnel)
+    assert handled == ["notice"]
+
+
+def test_room_on_a_lane_is_for_its_tunnel_or_for_casts() -> None:
+    here = Receiver()
+    told: list[Any] = []
+    here.peer.tunnels[7] = SimpleNamespace(room=lambda: told.append("tunnel"))  # type: ignore[assignment]
+    here.peer._agent.casts.room = lambda _way, lane: told.append(lane)  # type: ignore[method-assign]
+    for lane in (7, 8, CASTS - 1, CASTS, CASTS + 1):  # two of these have been closed
+        here.peer.room(lane)
+    assert told == ["tunnel", CASTS, CASTS + 1]

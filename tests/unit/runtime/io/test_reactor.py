@@ -461,6 +461,11 @@ def test_a_closed_reactor_writes_into_nobodys_file(
             os.close(fd)
 
 
+def test_nothing_to_read_does_not_stop_it(reactor: Reactor) -> None:
+    """Whoever has read the wake-up instead: a forked child before it has closed the descriptor."""
+    assert not os.get_blocking(reactor._wake_in)
+
+
 def test_closing_gives_all_descriptors_back(make: Callable[[], Reactor]) -> None:
     before = os.listdir("/proc/self/fd")
     for _ in range(10):

@@ -123,3 +123,12 @@ def test_a_wait_goes_on_for_the_time_that_is_left(
     assert not wait_within(10, wait)
     assert waited == [10, 3, 1]
     assert wait_within(5, lambda seconds: True)
+
+
+@pytest.mark.parametrize("left", [None, 3.0])
+def test_without_a_debugger_a_limit_that_has_passed_is_over(
+    monkeypatch: pytest.MonkeyPatch, left: float | None
+) -> None:
+    feature = None if left is None else lambda limit, began: left
+    monkeypatch.setattr(time_limit, "find", lambda name: feature)
+    assert time_limit.time_left(10, 100) == (left or 0.0)
