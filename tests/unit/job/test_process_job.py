@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -135,3 +136,56 @@ def test_an_unexpected_exit_of_a_worker_is_logged(
     said = f"worker process {process.pid} of a job ended with status 3"
     # The name of an actor may be before it, if another test has actors in this process.
     assert [message[-len(said) :] for message in caplog.messages] == [said] * told
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_job_is_there_when_each_of_its_hosts_listens(
+    monkeypatch: pytest.MonkeyPatch, comes: bool
+) -> None:
+    done: list[Any] = []
+    job: Any = ProcessJob({"a": 1, "b": 1})
+
+    def start(name: str, number: int) -> Any:
+        done.append(("start", name))
+        return f"ipc:///job/{number}", SimpleNamespace(pid=os.getpid()), number
+
+    def await_host(number: int, line: Any) -> None:
+        done.append(("await", line))
+        if not comes:
+            raise RuntimeError(f"host {number} of the job ended before it listened")
+
+    monkeypatch.setattr(process_job, "remove_stale", lambda _: None)
+    monkeypatch.setattr(process_job, "make_folder", lambda _: "/job")
+    monkeypatch.setattr(process_job, "watch", lambda _: done.append("watch"))
+    monkeypatch.setattr(job, "_start", start)
+    monkeypatch.setattr(job, "_await", await_host)
+    monkeypatch.setattr(job, "_kill", lambda: done.append("kill"))
+    started: list[Any] = [("start", "a_0"), ("start", "b_0"), ("await", 0)]
+    if comes:
+        job._create(None)
+        assert done == [*started, ("await", 1), "watch", "watch"]
+    else:
+        with pytest.raises(RuntimeError, match="host 0 of the job ended"):
+            job._create(None)
+        assert done == [*started, "kill", "watch", "watch"]
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_what_a_script_left_is_taken_over_with_the_secret_of_its_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    saved: Any = ProcessJob({"a": 1})
+    saved._apply_id, saved._folder = "job-1", str(tmp_path)
+    saved._hosts = {"a": [("ipc:///job/0", OsProcess.of(os.getpid()))]}
+    secret = Path(process_job.secret_file(saved._folder))
+    if is_there:
+        secret.touch()
+    monkeypatch.setattr(process_job, "job_load", lambda _: saved)
+    monkeypatch.setattr(process_job, "reattach", lambda *job, **more: (job, more))
+    job = ProcessJob({"a": 1})
+    if is_there:
+        expected = ("job-1",), {"workers": ["ipc:///job/0"], "secret_file": str(secret)}
+        assert job.reattach("saved.pkl") == expected
+    else:
+        with pytest.raises(LookupError, match=r"the job of saved\.pkl was killed"):
+            job.reattach("saved.pkl")

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -89,3 +90,21 @@ def test_a_clock_that_jumps_changes_nothing(
 @pytest.mark.slow
 def test_a_job_that_is_killed_has_no_users(folder: str) -> None:
     assert users(os.path.join(folder, "none")) == []
+
+
+def test_a_forked_child_can_join_a_job_whatever_a_thread_did(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that the child does not have held the lock, and the files are the parent's."""
+    join(folder)
+    files = dict(module._joined)
+    (kept,) = (os.dup(fd) for fd in files.values())
+    with monkeypatch.context() as child:
+        child.setattr(module, "_lock", threading.Lock())
+        child.setattr(module, "_joined", {folder: kept})
+        module._lock.acquire()
+        module._forked()
+        assert module._lock.acquire(blocking=False)
+        assert module._joined == {}
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(kept)
