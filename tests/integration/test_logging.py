@@ -835,6 +835,8 @@ class Relay:
             "streaming": False,
             "tail": 2,
             "follow": None,
+            "states": [],
+            "here": True,
         }
         self.relay.add(1, "wk-0", 0, options, (out, err))
 

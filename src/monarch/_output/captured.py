@@ -6,13 +6,14 @@ first spawn that asks for captured output. They load no mesh, and an agent has n
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from typing import Any
 
 from monarch._output.relay import LogRelay
-from monarch._output.standard import outputs
-from monarch._spi import Reactor
+from monarch._output.standard import outputs, screens
+from monarch._spi import HOME, Reactor
 
 __all__ = ["CapturedOutput"]
 
@@ -37,6 +38,8 @@ class CapturedOutput:
         self._relay = LogRelay(tell, here, f"{client & (1 << 63) - 1:x}")
         self._captured: set[int] = set()
         self._outputs = outputs()
+        self._is_home = here == HOME
+        self._is_drawn = False
 
     def capture(self, uid: int, proc: dict[str, Any], options: dict[str, Any]) -> list[int]:
         """Create pipes for a new proc's output; return what becomes its stdout and stderr.
@@ -45,11 +48,12 @@ class CapturedOutput:
         client's own files anyway, is left alone.
         """
         follow = options["follow"]
+        here = self._is_home
         if follow is not None and follow["outputs"] == self._outputs:
-            follow = None
+            follow, here = None, True
         if follow is None and not options["captured"]:
             return []
-        options = {**options, "follow": follow}
+        options = {**options, "follow": follow, "here": here}
         out, theirs_out = os.pipe()
         err, theirs_err = os.pipe()
         self._relay.add(uid, proc["label"], proc["rank"], options, (out, err))
@@ -86,8 +90,13 @@ class CapturedOutput:
         """Note that the client has printed this much of the output streamed to it."""
         self._relay.acknowledge(size)
 
+    def drawn(self, is_drawn: bool) -> None:
+        """Note whether the client draws on the terminal, which it may leave so when it dies."""
+        self._is_drawn = is_drawn
+
     def client_left(self) -> None:
         """Print here what was streamed to the client, which has exited."""
+        self._clear()
         self._relay.client_left()
 
     def client_returned(self) -> None:
@@ -97,3 +106,13 @@ class CapturedOutput:
     def end(self) -> None:
         """Pass on the output of the killed procs, for a short time at most."""
         self._relay.end(_LAST_OUTPUT_WAIT)
+        self._clear()
+
+    def _clear(self) -> None:
+        """Give the terminal back that the client was drawing on when it died."""
+        if self._is_drawn:
+            self._is_drawn = False
+            from monarch._output.footer import CLEAR  # most programs draw nothing
+
+            with contextlib.suppress(OSError):  # hung up
+                os.write(max(screens()), CLEAR.encode())

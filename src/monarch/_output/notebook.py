@@ -13,21 +13,30 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
 from monarch._output.cell_progress import Bars, CellProgress, print_lines
 from monarch._spi import current_proc, is_package_frame, settings
 
-__all__ = ["allow_get", "attend", "current_shell", "is_kernel", "under_cell"]
+__all__ = [
+    "allow_get",
+    "attend",
+    "current_shell",
+    "is_kernel",
+    "show_in_place",
+    "under_cell",
+]
 
 _WAKE_UP = 0.2  # seconds
 
 _attended: list[Any] = []  # shells
 _cell: Any = None  # the request of the cell that runs, or ran last
+_place = ""  # where `show_in_place` has shown lines
 
 
 def current_shell() -> Any:
@@ -45,6 +54,31 @@ def under_cell(out: Any) -> None:
     """Have what is written to a stream now appear as output of the cell that runs or ran last."""
     if _cell is not None and hasattr(out, "set_parent"):  # not if the program has replaced it
         out.set_parent(_cell)
+
+
+def show_in_place(lines: Sequence[str]) -> None:
+    """Show lines under the cell that runs or ran last, in the place of the former ones.
+
+    Those of an earlier cell are removed. Does nothing before the first cell.
+    """
+    global _place
+    shell = current_shell()
+    if shell is None or _cell is None:
+        return
+    ident = f"monarch-states-{_cell['header']['msg_id']}"
+    if _place not in ("", ident):
+        _publish(shell, _place, [], again=True)
+        _place = ""
+    if lines or _place:
+        _publish(shell, ident, lines, again=bool(_place))
+        _place = ident
+
+
+def _publish(shell: Any, ident: str, lines: Sequence[str], *, again: bool) -> None:
+    text = "\n".join(lines)
+    page = f"<pre>{html.escape(text)}</pre>" if text else ""
+    data = {"text/plain": text, "text/html": page}
+    shell.display_pub.publish(data, transient={"display_id": ident}, update=again)
 
 
 def attend(shell: Any, flush: Callable[[], None]) -> None:

@@ -1,8 +1,9 @@
 """Output in every client and proc: `serve` sets it up, `capture_options` adds it to spawns.
 
 `serve` registers the handlers of what agents send about output: lines to print, and levels of
-logging. In a notebook it attends to the shell. `capture_options` returns the part of a spawn
-request that has the output captured.
+logging. In a notebook it attends to the shell. In a proc whose output is not captured it takes
+states out of the standard streams (`proc_streams`), and `on_states` in the client receives them.
+`capture_options` returns the part of a spawn request that has the output captured.
 
 Clients and procs load this module as they start, so it loads little: the printer and
 `logging_option` are loaded by the first use.
@@ -11,20 +12,21 @@ Clients and procs load this module as they start, so it loads little: the printe
 from __future__ import annotations
 
 import functools
+import json
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, cast
 
-from monarch._output import log_level, log_prefix
+from monarch._output import log_level, log_prefix, proc_streams
 from monarch._output.standard import outputs
 from monarch._spi import HOME, current_proc, is_simulated, settings
 
 if TYPE_CHECKING:
-    from monarch._spi import Proc
+    from monarch._spi import Frame, FrameLink, Proc
 
-__all__ = ["capture_options", "serve"]
+__all__ = ["capture_options", "on_states", "serve"]
 
 
 def serve(proc: Proc) -> None:
@@ -35,8 +37,12 @@ def serve(proc: Proc) -> None:
     proc.notices["log"] = functools.partial(_print, proc)
     log_level.serve(proc)
     log_prefix.install()
-    if proc.client and not is_simulated():
+    if is_simulated():
+        return
+    if proc.client:
         _attend(proc)
+    elif not proc.spec.get("captured"):
+        proc_streams.install(proc)
 
 
 def _attend(proc: Proc) -> None:
@@ -67,8 +73,23 @@ def _print(proc: Proc, message: dict[str, Any]) -> None:
         def acknowledge(agent: str, size: int) -> None:
             proc.tell_agent({"op": "log_printed", "agent": agent, "size": size})
 
-        printer = proc.printer = LogPrinter(acknowledge)
+        def when_gone(uid: int, then: Callable[[], None]) -> None:
+            proc.when_gone(uid, lambda verdict: then())
+
+        def drawn(is_drawn: bool) -> None:
+            proc.tell_agent({"op": "log_drawn", "drawn": is_drawn})
+
+        printer = proc.printer = LogPrinter(acknowledge, when_gone, drawn)
     printer.take(message)
+
+
+def on_states(proc: Proc, link: FrameLink, frame: Frame) -> None:
+    """Accept the states of a proc whose output is not captured: the service ``states``."""
+    if proc.ended is not None:  # the program ends, and the last states are lines already
+        return
+    message = json.loads(bytes(frame.body))
+    message["states"] = [[link.uid, *fields] for fields in message["states"]]
+    _print(proc, message)
 
 
 def capture_options(hosts: Iterable[str]) -> dict[str, Any] | None:
@@ -104,10 +125,22 @@ def capture_options(hosts: Iterable[str]) -> dict[str, Any] | None:
         "follow": follow,
         "log_dir": log_dir,
         "run": _run(),
+        "states": _states_shown(),
         "streaming": streaming,
         "ranked": settings.prefix_with_rank,
         "tail": settings.tail_log_lines,
     }
+
+
+def _states_shown() -> list[int]:
+    """Return of which streams the client shows states."""
+    proc = current_proc()
+    logs: dict[str, Any] | None = None if proc is None else proc.spec.get("logs")
+    if logs is not None:  # this process is a proc itself
+        return cast("list[int]", logs["states"])
+    from monarch._output.state_views import shown_streams
+
+    return shown_streams()
 
 
 @functools.cache

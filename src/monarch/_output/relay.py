@@ -12,6 +12,10 @@ two pipes. Their content goes to
 - the log files of this host, if asked for (`RunFiles`, `LogFile`);
 - the tail: the last lines, for the report of a failure.
 
+States (see `screen`) are taken out before. The newest go to the client ten times a second, if it
+shows them and the output is streamed there, or appears there anyway. The last state of a line goes
+where lines go.
+
 The relay has its own thread because writing to a terminal can block, and the agent's thread must
 notice exits meanwhile. (Making the descriptor non-blocking instead would change the client's, which
 is the same open file.) In the relay a write that blocks is right: the pipes fill up, and the procs
@@ -38,11 +42,12 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from monarch._output.files import LogFile, RunFiles, open_proc_file
-from monarch._output.lines import LineSplitter, RateLimit, Tail
+from monarch._output.lines import LineSplitter, RateLimit, Tail, format_line
+from monarch._output.screen import Screen, State
 from monarch._spi import Reactor, settings
 
 __all__ = ["LogRelay"]
@@ -50,6 +55,7 @@ __all__ = ["LogRelay"]
 _CHUNK = 1 << 16  # what a pipe holds: a read empties the pipe, so the tee seldom cuts lines
 _CREDIT = 1 << 20  # bytes that the client may owe
 _PER_LINE = 64  # bytes of memory that a line costs in addition to its characters
+_REDRAW = 0.1  # seconds between two messages with states
 _REPORT = 1.0  # seconds until the client is sent how many lines were left out
 _OUT, _ERR = 1, 2
 
@@ -62,23 +68,31 @@ class _Source:
         "file_limit",
         "follow",
         "group",
+        "head",
         "interrupted",
+        "is_here",
         "label",
         "left_out",
         "log_dir",
         "rank",
         "remembers",
         "run",
+        "shown",
         "streaming",
         "streams",
         "tail",
         "to_files",
+        "uid",
         "window",
     )
 
-    def __init__(self, label: str, rank: int, options: dict[str, Any]) -> None:
+    def __init__(self, uid: int, label: str, rank: int, host: str, options: dict[str, Any]) -> None:
+        self.uid = uid
         self.label = label
         self.rank = rank if options["ranked"] else None
+        self.head = format_line(host, label, self.rank, "").encode()  # of states that are lines
+        self.shown: Sequence[int] = options["states"]  # streams whose states the client shows
+        self.is_here: bool = options["here"]  # whether what the agent prints is seen there
         self.tail = Tail(options["tail"])
         self.remembers: bool = options["tail"] > 0
         self.to_files: bool = options["files"]
@@ -101,13 +115,15 @@ class _Source:
 class _Stream:
     """The read end of one pipe."""
 
-    __slots__ = ("fd", "number", "source", "splitter")
+    __slots__ = ("fd", "number", "screen", "source", "splitter", "states")
 
     def __init__(self, source: _Source, number: int, fd: int) -> None:
         self.source = source
         self.number = number
         self.fd = fd
+        self.screen = Screen()
         self.splitter = LineSplitter()
+        self.states: list[str] = []  # that the client knows
 
 
 class LogRelay:
@@ -130,6 +146,7 @@ class LogRelay:
         self._sources: dict[int, _Source] = {}
         self._open: set[_Stream] = set()
         self._held: list[_Stream] = []  # not read until the client has caught up
+        self._waiting: set[_Stream] = set()  # with states, or with text that may become one
         self._owed = 0
         self._ending: threading.Event | None = None
         # The standard streams that accept bytes. If one was closed at start, its descriptor may be
@@ -147,10 +164,11 @@ class LogRelay:
         """Read the output of proc `uid` from the pipes `fds` (stdout, stderr), which become ours.
 
         `options`: ``ranked`` (lines show the rank), ``files`` (write them to the files of the run),
-        ``log_dir`` and ``run`` (where the proc's own file is), ``streaming`` (from the
-        start), ``tail`` (how many lines to remember).
+        ``log_dir`` and ``run`` (where the proc's own file is), ``states`` (the streams whose states
+        the client shows), ``here`` (whether it shows what this agent prints), ``streaming`` (from
+        the start), ``tail`` (how many lines to remember).
         """
-        source = _Source(label, rank, options)
+        source = _Source(uid, label, rank, self._host, options)
         source.streams = [_Stream(source, n, fd) for n, fd in zip((_OUT, _ERR), fds, strict=True)]
         self._reactor.call_soon(self._add, uid, source)
 
@@ -219,12 +237,58 @@ class LogRelay:
         if not data:
             self._close(stream)
             return 0
+        self._pass_on(stream, stream.screen.feed(data))
+        if stream.screen.is_waiting and stream not in self._waiting:
+            if not self._waiting:
+                self._reactor.call_later(_REDRAW, self._settle)
+            self._waiting.add(stream)
+        return len(data)
+
+    def _pass_on(self, stream: _Stream, pieces: list[bytes]) -> None:
+        if not pieces:
+            return
         source = stream.source
         if not source.streaming or source.follow is not None:
-            self._tee(stream.number, data)
+            head = source.head
+            marked = (
+                head + piece + b"\n" if isinstance(piece, State) else piece for piece in pieces
+            )
+            self._tee(stream.number, b"".join(marked))
         if source.streaming or source.to_files or source.remembers or source.file is not None:
-            self._deliver(stream, stream.splitter.feed(data))
-        return len(data)
+            ended = (piece + b"\n" if isinstance(piece, State) else piece for piece in pieces)
+            self._deliver(stream, stream.splitter.feed(b"".join(ended)))
+
+    def _settle(self) -> None:
+        """Pass on what has become final by itself, and send the states that are new."""
+        for stream in list(self._waiting):
+            self._pass_on(stream, stream.screen.settle())
+        if self._owed <= _CREDIT:
+            self._send_states(self._waiting)
+        self._waiting = {each for each in self._waiting if each.screen.is_waiting or each.states}
+        if self._waiting:
+            self._reactor.call_later(_REDRAW, self._settle)
+
+    def _send_states(self, streams: Iterable[_Stream]) -> None:
+        """Send the states of streams that are others than those that the client knows."""
+        found: list[list[Any]] = []
+        for stream in streams:
+            source = stream.source
+            is_shown = stream.number in source.shown and (source.streaming or source.is_here)
+            states = stream.screen.states() if is_shown else []
+            if states != stream.states:
+                stream.states = states
+                found.append([source.uid, source.label, source.rank, stream.number, states])
+        if found:
+            size = sum(_PER_LINE + sum(map(len, states)) for *_, states in found)
+            self._owed += size
+            message = {"op": "log", "agent": self._agent, "host": self._host}
+            self._tell({**message, "states": found, "size": size})
+
+    def _close_screen(self, stream: _Stream) -> None:
+        """Pass on all that is left of a stream at its end."""
+        self._pass_on(stream, stream.screen.close())
+        self._deliver(stream, stream.splitter.close())
+        self._send_states([stream])
 
     def _drain(self, stream: _Stream) -> None:
         """Pass on what is in the pipe now; one read more might wait for a later writer."""
@@ -237,7 +301,7 @@ class LogRelay:
             left -= self._read(stream)
 
     def _close(self, stream: _Stream) -> None:
-        self._deliver(stream, stream.splitter.close())
+        self._close_screen(stream)
         self._reactor.unregister(stream.fd)
         os.close(stream.fd)
         stream.fd = -1
@@ -327,6 +391,7 @@ class LogRelay:
         for source in found.values():
             for stream in source.streams:
                 self._drain(stream)
+                self._pass_on(stream, stream.screen.settle(at_once=True))
                 if source.follow is not None:
                     self._report(source, stream.number)
                 if source.streaming != streaming:  # half a line goes where it began
@@ -346,7 +411,7 @@ class LogRelay:
         for stream in source.streams:
             # A child of the proc may keep the pipe open. Its later output is passed on, too.
             self._drain(stream)
-            self._deliver(stream, stream.splitter.close())
+            self._close_screen(stream)
             self._report(source, stream.number)
         if source.window is not None and not any(
             other.group == source.group for other in self._sources.values()
@@ -357,6 +422,7 @@ class LogRelay:
     def _flush(self, then: Callable[[], None]) -> None:
         for stream in list(self._open):
             self._drain(stream)
+            self._pass_on(stream, stream.screen.settle(at_once=True))
             self._report(stream.source, stream.number)
         then()
 
@@ -374,8 +440,10 @@ class LogRelay:
     def _unstream(self) -> None:
         for source in self._sources.values():
             source.interrupted = source.interrupted or source.streaming
+            source.shown = ()  # the next client may not show states
         for stream in self._open:
             stream.source.streaming = False
+            stream.states = []
         self._owed = 0
         self._release()
 

@@ -1,11 +1,13 @@
 """Recipes: small tools that many programs write for themselves, on the public interface.
 
-(`Shared` also asks `_spi` which tensors are plain memory, as all that moves tensors does.)
+(`Shared` also asks `_spi` which tensors are plain memory, as all that moves tensors does, and
+`progress` sends its counts by it.)
 
 - `Queue`: a bounded queue that actors on any host fill and empty.
 - `Executor`: plain functions on the processes of a mesh, as a `concurrent.futures.Executor`.
 - `ActorPool`: each call goes to the actor of a mesh that has the least to do.
-- `progress`: a bar for a loop over results, in a terminal, a notebook or a log.
+- `progress`: a bar for a loop over results, or for what all ranks do, in a terminal, a notebook or
+  a log.
 - `publish`, `lookup`: actors of one script under a name, which other scripts call.
 - `stream`: iterate over what an endpoint sends while it runs.
 - `first`: wait for the first of several calls.
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from monarch.recipes.progress_bar import progress
     from monarch.recipes.published import lookup, publish
     from monarch.recipes.queue import Closed, Queue
+    from monarch.recipes.rank_progress import ProgressBar
     from monarch.recipes.shared import Shared
     from monarch.recipes.streaming import stream
 
@@ -36,6 +39,7 @@ __all__ = [
     "ActorPool",
     "Closed",
     "Executor",
+    "ProgressBar",
     "Queue",
     "Shared",
     "first",
@@ -50,6 +54,7 @@ _HOMES = {
     "ActorPool": "actor_pool",
     "Closed": "queue",
     "Executor": "executor",
+    "ProgressBar": "rank_progress",
     "Queue": "queue",
     "Shared": "shared",
     "first": "completion",

@@ -95,6 +95,8 @@ def _shut_down(grace: float) -> None:
     proc = current_proc()
     if proc is not None and proc.context is not None:
         proc.context.actor_instance._stop_meshes(grace, _REASON)
+    if proc is not None and proc.printer is not None:
+        proc.printer.hide(_EXIT_GRACE)  # while there is an agent to tell
     close_client(_EXIT_GRACE, Verdict(STOPPED, _REASON))
     _close_printer()
 

@@ -186,6 +186,7 @@ class Agent:
             "join": self._on_join,
             "here": lambda link, message, fds: self.keep_job().driver_is_here(link),
             "keep": lambda link, message, fds: self.keep_job().keep(message, fds),
+            "log_drawn": self._on_log_drawn,
             "log_flush": self._on_log_flush,
             "log_printed": self._on_log_printed,
             "preload": self._on_preload,
@@ -265,6 +266,9 @@ class Agent:
             self.core.ask_there(link.uid, host, message)
         flushed = {"op": "log_flushed", "id": message["id"], "others": len(others)}
         self._processes.output.flush(functools.partial(self.tell, link, flushed))
+
+    def _on_log_drawn(self, link: Link, message: control.LogDrawn, fds: list[int]) -> None:
+        self._processes.capture().drawn(message["drawn"])
 
     def _on_log_printed(self, link: Link, message: control.LogPrinted, fds: list[int]) -> None:
         host = message["agent"]

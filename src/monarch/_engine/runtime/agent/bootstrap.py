@@ -224,6 +224,9 @@ def _finalise(proc: Proc) -> None:
                 del sys.modules[name]
                 vars(module).clear()
         gc.collect()
+        end_output = find("end_output")
+        if end_output is not None:
+            end_output()
         sys.stdout.flush()
         sys.stderr.flush()
         ctypes.CDLL(None).fflush(None)  # output of C libraries, which the exit below does not flush

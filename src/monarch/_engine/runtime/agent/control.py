@@ -139,6 +139,12 @@ class LogFlush(TypedDict):
     id: int
 
 
+class LogDrawn(TypedDict):
+    """The client draws states on the terminal of this host, or has ceased to."""
+
+    drawn: bool
+
+
 class LogPrinted(TypedDict):
     """The client has printed this much of the output that an agent streamed to it."""
 
@@ -290,6 +296,7 @@ _REQUESTS: Mapping[str, Any] = MappingProxyType(
         "join": Join,
         "keep": Keep,
         "kill": Kill,
+        "log_drawn": LogDrawn,
         "log_flush": LogFlush,
         "log_printed": LogPrinted,
         "logging": Logging,

@@ -36,6 +36,10 @@ class Output(Protocol):
         """Note that the client has printed this much of the output streamed to it."""
         ...
 
+    def drawn(self, is_drawn: bool) -> None:
+        """Note whether the client draws on the terminal, which it may leave so when it dies."""
+        ...
+
     def client_left(self) -> None:
         """Print here what was streamed to the client, which has exited."""
         ...
@@ -69,6 +73,9 @@ class Uncaptured:
         then()
 
     def printed(self, size: int) -> None:
+        """See `Output`."""
+
+    def drawn(self, is_drawn: bool) -> None:
         """See `Output`."""
 
     def client_left(self) -> None:

@@ -94,6 +94,12 @@ class Processes:
         """Return the process of a member of this host; None if it has exited."""
         return self._processes.get(uid)
 
+    def capture(self) -> Output:
+        """Return what captures the output of procs; make it if there is none."""
+        if isinstance(self.output, Uncaptured):
+            self.output = self._capture()
+        return self.output
+
     def pids(self) -> dict[int, int]:
         """Return the pids of the procs of this host that have started, by uid."""
         return {uid: process.pid for uid, process in self._processes.items() if process.pid}
@@ -221,13 +227,12 @@ class Processes:
             handed = [theirs.detach()]
             options = spec["logs"]
             if options is not None:
-                if isinstance(self.output, Uncaptured):
-                    self.output = self._capture()
-                handed += self.output.capture(uid, proc, options)
+                handed += self.capture().capture(uid, proc, options)
                 process.remembered = options["tail"] > 0
             ours += handed
             passed += [link, *handed]
-            orders.append({**proc, "agent": os.getpid(), "parent": parent, "scratch": scratch})
+            around = {"agent": os.getpid(), "parent": parent, "scratch": scratch}
+            orders.append({**proc, **around, "captured": len(handed) > 1})
         order = {
             "op": "fork",
             "spec": spec,

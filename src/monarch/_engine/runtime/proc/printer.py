@@ -13,7 +13,7 @@ __all__ = ["Printer"]
 
 
 class Printer(Protocol):
-    """Prints on a thread of its own. All methods but `close` return at once."""
+    """Prints on a thread of its own. All methods but `hide` and `close` return at once."""
 
     def take(self, message: dict[str, Any]) -> None:
         """Print the lines of an agent's message."""
@@ -25,6 +25,10 @@ class Printer(Protocol):
 
     def flush(self, callback: Callable[[], object]) -> None:
         """As `call`; first print what waits for similar lines, too."""
+        ...
+
+    def hide(self, timeout: float) -> None:
+        """Draw nothing from now on, and erase what was drawn; blocks for at most `timeout`."""
         ...
 
     def close(self, timeout: float) -> None:
