@@ -63,10 +63,11 @@ class State(bytes):
 class _Line:
     """A line that may still be written over."""
 
-    __slots__ = ("age", "at_start", "is_state", "states", "text")
+    __slots__ = ("age", "at_start", "end", "is_state", "states", "text")
 
     def __init__(self) -> None:
         self.text = b""
+        self.end = b"\n"
         self.is_state = False  # it was written over, or may be soon
         self.at_start = False  # the cursor is at its start: text replaces it
         self.states = 0  # since the cursor came to this line
@@ -187,7 +188,7 @@ class Screen:
         above, others = self._lines[: self._at], self._lines[self._at :]
         if self._has_come_down:
             others = []
-        self._lines = [*above, *(line for line in others if not _is_blank(line.text))]
+        self._lines = [*above, *(line for line in others if line.text)]
         self._pass_on(len(self._lines))
         if self._is_open:
             self._out.append(b"\n")
@@ -274,8 +275,8 @@ class Screen:
         if self._has_moved_up:
             self._has_moved_up = False
             self._pass_on(self._at)
+        line.end = end
         if line.text and not (line.is_state or self._is_hidden):
-            line.text += end
             self._pass_on(self._at + 1)
             if self._lines:
                 self._go(0)
@@ -325,7 +326,8 @@ class Screen:
         if not self._lines:
             return b""
         line = self._lines[0]
-        return line.text if line.text and not line.is_state and self._at == 0 else None
+        is_text = bool(line.text) and not (line.is_state or line.at_start)
+        return line.text if is_text and self._at == 0 else None
 
     def _line(self) -> _Line:
         """Return the line of the cursor."""
@@ -354,7 +356,7 @@ class Screen:
         count = max(0, count)
         for line in self._lines[:count]:
             if not line.is_state:
-                self._out.append(line.text if line.text.endswith(b"\n") else line.text + b"\n")
+                self._out.append(line.text + line.end)
             elif not _is_blank(line.text):  # otherwise the program has erased it
                 self._out.append(State(line.text.rstrip()))
         del self._lines[:count]
