@@ -115,4 +115,5 @@ class CapturedOutput:
             from monarch._output.footer import CLEAR  # most programs draw nothing
 
             with contextlib.suppress(OSError):  # hung up
-                os.write(max(screens()), CLEAR.encode())
+                for number in screens()[-1:]:
+                    os.write(number, CLEAR.encode())

@@ -48,6 +48,7 @@ from typing import Any
 from monarch._output.files import LogFile, RunFiles, open_proc_file
 from monarch._output.lines import LineSplitter, RateLimit, Tail, format_line
 from monarch._output.screen import Screen, State
+from monarch._output.state_views import fitting
 from monarch._spi import Reactor, settings
 
 __all__ = ["LogRelay"]
@@ -90,7 +91,7 @@ class _Source:
         self.uid = uid
         self.label = label
         self.rank = rank if options["ranked"] else None
-        self.head = format_line(host, label, self.rank, "").encode()  # of states that are lines
+        self.head = format_line(host, label, self.rank, "")  # of states that are lines
         self.shown: Sequence[int] = options["states"]  # streams whose states the client shows
         self.is_here: bool = options["here"]  # whether what the agent prints is seen there
         self.tail = Tail(options["tail"])
@@ -249,14 +250,17 @@ class LogRelay:
             return
         source = stream.source
         if not source.streaming or source.follow is not None:
-            head = source.head
-            marked = (
-                head + piece + b"\n" if isinstance(piece, State) else piece for piece in pieces
-            )
-            self._tee(stream.number, b"".join(marked))
+            self._tee(stream.number, b"".join(self._named(stream, piece) for piece in pieces))
         if source.streaming or source.to_files or source.remembers or source.file is not None:
             ended = (piece + b"\n" if isinstance(piece, State) else piece for piece in pieces)
             self._deliver(stream, stream.splitter.feed(b"".join(ended)))
+
+    def _named(self, stream: _Stream, piece: bytes) -> bytes:
+        """Return a piece as it is printed here: a state is a line, with the name of the proc."""
+        if not isinstance(piece, State):
+            return piece
+        line = stream.source.head + piece.decode("utf-8", "replace")
+        return fitting(stream.number, line).encode() + b"\n"
 
     def _settle(self) -> None:
         """Pass on what has become final by itself, and send the states that are new."""
