@@ -111,6 +111,7 @@ def test_each_line_has_its_last_state(parts: list[bytes | list[bytes]], places: 
         (b"10%\r\x1b[K", [], b""),
         (b"\r\x1b[32m10%\x1b[0m\r\x1b[K\x1b[32m20%\x1b[0m", ["\x1b[32m20%\x1b[0m"], None),
         (b"\r10%\x1b[5;5H\x1b[2J", [], b""),
+        (b"\r\x1b[32m10%", ["\x1b[32m10%"], b">\x1b[32m10%\x1b[0m\n"),
         (b"\r\xff 10%", ["\ufffd 10%"], None),
         (b"\r10%\n\r50%", ["10%", "50%"], b">10%\n>50%\n"),  # perhaps two lines of one bar
         (b"\r10%\n\r50%\r60%", ["60%"], b">60%\n"),  # another bar below it

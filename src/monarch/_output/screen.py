@@ -52,6 +52,7 @@ _UNFINISHED = re.compile(rb"(?:\r|\x1b(?:\[[0-?]{0,16})?)\Z")
 _PATIENCE = 2  # calls of `settle` after which a line above the cursor is final
 _HIDDEN_PATIENCE = 10  # the same, while the cursor is hidden
 _LONGEST_STYLE = 64
+_RESETS = (b"\x1b[0m", b"\x1b[m")
 
 
 class State(bytes):
@@ -358,7 +359,7 @@ class Screen:
             if not line.is_state:
                 self._out.append(line.text + line.end)
             elif not _is_blank(line.text):  # otherwise the program has erased it
-                self._out.append(State(line.text.rstrip()))
+                self._out.append(State(_ended(line.text)))
         del self._lines[:count]
         self._at = max(0, self._at - count)
 
@@ -380,3 +381,10 @@ class Screen:
 
 def _is_blank(text: bytes) -> bool:
     return not _STYLE.sub(b"", text).strip()
+
+
+def _ended(text: bytes) -> bytes:
+    """Return a state without spaces at its end, after which colours are as before."""
+    styles = _STYLE.findall(text)
+    reset = b"" if not styles or styles[-1] in _RESETS else _RESETS[0]
+    return text.rstrip() + reset

@@ -294,3 +294,46 @@ def test_hosts_of_a_job_import_what_the_notebook_does(kernel: Kernel, tmp_path: 
     before = f"import sys; sys.path.insert(0, {str(folder)!r}); sys.modules.pop('six', None)\n"
     said = kernel.ok(before + PROGRAM)
     assert said.split() == [str(folder / "six.py")] * 3
+
+
+def test_states_of_ranks_stand_under_the_cell_and_their_last_ones_stay(kernel: Kernel) -> None:
+    kernel.ok(ACTORS)
+    kernel.ok("""
+import sys
+class Writer(Actor):
+    @endpoint
+    def write(self, text):
+        sys.stderr.write(text.replace("RANK", str(current_rank().rank)))
+        sys.stderr.flush()
+writers = procs.spawn("writers", Writer)
+""")
+    first = kernel.start("for n in range(3): writers.write.call(f'\\r\\x1b[31m{n} of RANK').get()")
+    states = [r"\S+-0  2 of 0\n\S+-1  2 of 1"]
+    kernel.until(
+        lambda: [text for text in progress(kernel, first) if re.fullmatch(states[0], text)]
+    )
+    assert kernel.wait(first).text == ""
+    last = kernel.start("writers.write.call('\\n').get(); None")
+    kernel.until(lambda: kernel.cells[last].text.count("2 of ") == 2)
+    assert re.search(r"\[\S+ \S+\] \[0\] \x1b\[31m2 of 0\x1b\[0m\n", kernel.cells[last].text)
+    kernel.until(lambda: "" in [*progress(kernel, first)[-1:], *progress(kernel, last)[-1:]])
+
+
+def test_the_bar_of_all_ranks_stays_in_one_place(kernel: Kernel) -> None:
+    kernel.ok(ACTORS)
+    kernel.ok("""
+class Counter(Actor):
+    @endpoint
+    def count(self, bar, number):
+        return sum(bar.track(range(number)))
+counters = procs.spawn("counters", Counter)
+""")
+    cell = kernel.run("""
+from monarch.recipes import progress
+with progress(label="numbers", total=6) as bar:
+    print(counters.count.call(bar, 3).get().values())
+""")
+    assert (cell.text, cell.error) == ("[3, 3]\n", "")
+    first, last = cell.shown[0], cell.shown[-1]
+    assert first["text/plain"].startswith("numbers: 0/6 in 0 s")
+    assert last["text/plain"].startswith("numbers: 6/6 in ")

@@ -110,6 +110,25 @@ def test_the_bar_of_a_recipe(marimo: Marimo) -> None:
         assert ("3/3 in " if items == "range(3)" else "3 in ") in shown
 
 
+def test_the_bar_of_all_ranks(marimo: Marimo) -> None:
+    marimo.ok(ACTORS)
+    marimo.ok("""
+from monarch.recipes import progress
+
+class Counter(Actor):
+    @endpoint
+    def count(self, bar, number):
+        return sum(bar.track(range(number)))
+""")
+    marimo.ok('counters = this_host().spawn_procs({"gpus": 2}).spawn("counters", Counter)')
+    cell = marimo.run("""
+with progress(label="numbers", total=6) as _bar:
+    print(counters.count.call(_bar, 3).get().values())
+""")
+    assert (cell.error, cell.text) == ("", "[3, 3]\n")
+    assert "6/6 in " in "".join(str(data) for _, data in cell.shown)
+
+
 def test_a_restarted_kernel_finds_its_meshes_again(marimo: Marimo) -> None:
     """The cells of docs/notebooks.md."""
     cells = [block.code for block in blocks_of(PAGE.read_text())]
