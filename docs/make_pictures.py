@@ -5,7 +5,7 @@
 A small training is started in which a data loader hangs, a trainer computes for too long, and one
 fails and is replaced. Then each tool looks at it: the dashboard in a browser without a window
 (chromium and chromedriver have to be installed), `monarch tui`, `monarch top` and
-`monarch profile`. Takes about half a minute.
+`monarch profile`. Another program draws progress bars. Takes about half a minute.
 """
 
 from __future__ import annotations
@@ -94,6 +94,30 @@ if __name__ == "__main__":
     sys.stdin.read()
 """
 
+BARS = """\
+import time
+
+from tqdm import tqdm
+
+from monarch.actor import Actor, current_rank, endpoint, this_host
+
+
+class Trainer(Actor):
+    @endpoint
+    def train(self, steps: int) -> None:
+        rank = current_rank().rank
+        for step in tqdm(range(steps), desc="train"):
+            time.sleep(0.04 + 0.01 * rank)
+            if step % 20 == 10:
+                print(f"rank {rank}: loss {1 / step:.3f} at step {step}")
+
+
+if __name__ == "__main__":
+    trainers = this_host().spawn_procs({"gpus": 4}, name="gpu").spawn("trainers", Trainer)
+    print("4 ranks, 100 steps")
+    trainers.train.call(100).get()
+"""
+
 
 def main() -> int:
     """Make the pictures."""
@@ -105,6 +129,7 @@ def main() -> int:
     if MISSING:
         sys.exit(f"error: {MISSING}")
     out.mkdir(parents=True, exist_ok=True)
+    bars(out / "bars.svg")
     with training() as (program, url):
         time.sleep(12.0)  # noqa: TID251 - a call counts as stuck after ten seconds
         terminal(["monarch", "top", str(program.pid), "--once"], 130, 22, out / "top.svg")
@@ -165,6 +190,34 @@ def terminal(words: list[str], width: int, height: int, path: Path) -> None:
             console.print(Text(line), no_wrap=True, overflow="ellipsis")
     shown = " ".join(word for word in words if not word.isdigit())
     path.write_text(console.export_svg(title=shown, clear=False))
+    print(path)
+
+
+def bars(path: Path) -> None:
+    """Draw a terminal in which four ranks have bars of tqdm."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from tests.terminal import Terminal
+    from tests.terminal_screen import TerminalScreen
+
+    columns, rows = 90, 12
+    screen = TerminalScreen(rows, columns)
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, "train.py")
+        script.write_text(BARS)
+        program = Terminal(sys.executable, str(script), TERM="xterm", NO_COLOR="")
+        program.resize(rows, columns)
+        try:
+            while not any("60%" in row for row in screen.rows):
+                screen.write(program.expect("(?s).+")[0])
+        finally:
+            program.close()
+    with Path(os.devnull).open("w") as nowhere:
+        console = Console(record=True, width=columns, file=nowhere)
+        for row in screen.rows:
+            console.print(Text(row), no_wrap=True)
+    path.write_text(console.export_svg(title="python train.py", clear=False))
     print(path)
 
 
