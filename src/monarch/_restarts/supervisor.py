@@ -297,6 +297,29 @@ class Supervisor:
         added = read_spares(spares)
         self._proc.reactor.call_soon(self._add_spares, added)
 
+    @staticmethod
+    def of(mesh: Any) -> Supervisor | None:
+        """Return the supervisor that restarts the ranks of this mesh; None if there is none here.
+
+        `mesh` is what `spawn` returned, or a slice of it. A supervisor is known in the process that
+        made it, until it has given up or the mesh is stopped. Does not block.
+
+        >>> from monarch.actor import Actor, Supervisor, endpoint, this_host
+        >>> class Worker(Actor):
+        ...     @endpoint
+        ...     def work(self): return 1
+        >>> procs = this_host().spawn_procs()
+        >>> supervisor = Supervisor()
+        >>> Supervisor.of(supervisor.spawn(procs, "guarded", Worker)) is supervisor
+        True
+        >>> Supervisor.of(procs.spawn("bare", Worker)) is None
+        True
+        >>> procs.stop().get()
+        """
+        owned = client_proc().owned.get(getattr(mesh, "_uid", 0))
+        owner: Any = None if owned is None else owned.owner
+        return owner if isinstance(owner, Supervisor) else None
+
     @property
     def restarts(self) -> list[Restarted]:
         """The replacements so far, oldest first."""
