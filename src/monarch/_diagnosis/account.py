@@ -295,6 +295,8 @@ def _wait_of_task(stack: Stack) -> Wait | None:
 
 
 def _wait(future: Any, seconds: float | None, limit: float | None) -> Wait:
+    while (behind := getattr(future, "_behind", None)) is not None:
+        future = behind  # a call that is not sent yet waits for its arguments
     if not hasattr(future, "_unanswered"):
         return {
             "call": "an operation of the runtime",

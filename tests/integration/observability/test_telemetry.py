@@ -89,6 +89,21 @@ def test_messages_are_forgotten_after_the_time_that_is_set(run: Run) -> None:
     assert run(ACTORS + _dedent(text)) == "seen\n"
 
 
+def test_a_call_that_waits_for_its_argument_is_recorded_when_it_is_sent(run: Run) -> None:
+    text = """
+    server, trainers = job()
+    print(server.pull.call_one(server.pull.call_one(3)).get())
+    server.pull.call_one(0).get()
+    sent = rows(
+        "SELECT count(*) AS n FROM sent_messages s JOIN meshes m ON m.id = s.actor_mesh_id "
+        "WHERE m.given_name = 'server'",
+        lambda found: found[0]["n"] >= 3,
+    )
+    print(sent)
+    """
+    assert run(ACTORS + _dedent(text)).splitlines()[1] == "[{'n': 3}]"
+
+
 def test_messages_actors_and_meshes(run: Run) -> None:
     text = """
     server, trainers = job()

@@ -37,6 +37,7 @@ from monarch._engine.base.errors import PayloadTooLarge
 from monarch._engine.base.features import hook
 from monarch._engine.base.verdict import ELSEWHERE
 from monarch._engine.mesh.call.context import context
+from monarch._engine.mesh.call.deferred import defer, has_futures
 from monarch._engine.mesh.call.misuse import Misused
 from monarch._engine.mesh.call.undeliverable import ReturnPort, give_back
 from monarch._engine.mesh.results.future import PENDING, RAW, Future, begins_wait
@@ -455,6 +456,8 @@ class ActorEndpoint(Generic[P, R_co]):
         try:
             return self._one(links, 0, args, kwargs)
         except Misused as misused:
+            if (deferred := self._deferred(misused, self.call_one, args, kwargs)) is not None:
+                return deferred
             raise misused.told(self._call, self._check._signature) from misused.cause
 
     @begins_wait
@@ -464,6 +467,8 @@ class ActorEndpoint(Generic[P, R_co]):
         try:
             return self._one(links, _pick(links), args, kwargs)
         except Misused as misused:
+            if (deferred := self._deferred(misused, self.choose, args, kwargs)) is not None:
+                return deferred
             raise misused.told(self._call, self._check._signature) from misused.cause
 
     @begins_wait
@@ -481,6 +486,8 @@ class ActorEndpoint(Generic[P, R_co]):
                 self._collect(future, links, args, kwargs, ONCE)
                 return future
         except Misused as misused:
+            if (deferred := self._deferred(misused, self.call, args, kwargs)) is not None:
+                return deferred
             raise misused.told(self._call, self._check._signature) from misused.cause
         future._outcomes = []
         future._resolve(RAW, (0, None))
@@ -641,6 +648,16 @@ class ActorEndpoint(Generic[P, R_co]):
         self._plan = self.mesh._plan(links)
         return links
 
+    def _deferred(
+        self,
+        misused: Misused,
+        adverb: Callable[..., Future[Any]],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Future[Any] | None:
+        """Return the future of a call that was refused since arguments of it are futures."""
+        return None if misused.arguments is None else defer(self, adverb, args, kwargs)
+
     def _one(
         self, links: list[FrameLink], rank: int, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Reply[R_co]:
@@ -721,7 +738,7 @@ class ActorEndpoint(Generic[P, R_co]):
         link = links[rank]
         uid = self.mesh._uid
         traffic = instrument.traffic
-        if traffic is not None:
+        if traffic is not None and not has_futures(args, kwargs):
             kwargs = traffic.sent(self, rank, port, kwargs)
         try:
             payload = proc.encode_call(args, kwargs)
@@ -756,7 +773,7 @@ class ActorEndpoint(Generic[P, R_co]):
         proc = self.proc
         uid = self.mesh._uid
         traffic = instrument.traffic
-        if traffic is not None:
+        if traffic is not None and not has_futures(args, kwargs):
             kwargs = traffic.sent(self, None, port, kwargs)
         try:
             payload = proc.encode_call(args, kwargs)

@@ -38,6 +38,7 @@ __all__ = [
     "RAISE",
     "Arrival",
     "Arrivals",
+    "Called",
     "PartialReplies",
     "Replies",
     "Reply",
@@ -85,7 +86,7 @@ def lost_error(endpoint: ActorEndpoint[Any, Any], rank: int, verdict: Verdict) -
     return SupervisionError.of(endpoint.mesh.failure_of_rank(rank, verdict), endpoint.name)
 
 
-class _Called(Future[R_co]):
+class Called(Future[R_co]):
     """The future of an endpoint's call: implements `Answer` of `monarch._deadlock`."""
 
     __slots__ = ()
@@ -157,7 +158,7 @@ class _Called(Future[R_co]):
             raise unreadable(error, f"the result of {self._endpoint.name}") from None
 
 
-class Reply(_Called[R_co]):
+class Reply(Called[R_co]):
     """The answer of one actor."""
 
     __slots__ = ("_endpoint", "_link", "_port", "_rank")
@@ -196,7 +197,7 @@ class Reply(_Called[R_co]):
         self._resolve(RAISED, self._endpoint._late([self._rank], 1))
 
 
-class Replies(Gather[Any], _Called[Any]):
+class Replies(Gather[Any], Called[Any]):
     """The answers of all actors of a mesh; the first error settles it."""
 
     __slots__ = ("_endpoint",)
@@ -278,7 +279,7 @@ class PartialReplies(Replies):
         return Failed(failure_of(error))
 
 
-class Arrival(_Called[R_co]):
+class Arrival(Called[R_co]):
     """One of the answers to a stream."""
 
     __slots__ = ("_arrivals", "_endpoint")
@@ -324,7 +325,7 @@ class Arrivals(Gather[None]):
 
 ANY_THREAD.add(Reply)
 
-for _kind in (_Called, Reply, Replies, PartialReplies, Arrival):
+for _kind in (Called, Reply, Replies, PartialReplies, Arrival):
     _kind.__name__ = _kind.__qualname__ = Future.__name__  # the name in errors of Python
 
 
