@@ -5,10 +5,11 @@
 
 - `Queue`: a bounded queue that actors on any host fill and empty.
 - `Executor`: plain functions on the processes of a mesh, as a `concurrent.futures.Executor`.
-- `ActorPool`: each call goes to the actor of a mesh that has the least to do.
+- `ActorPool`: each call goes to the actor of a mesh that has the least to do, again after a loss.
 - `progress`: a bar for a loop over results, or for what all ranks do, in a terminal, a notebook or
   a log.
 - `publish`, `lookup`: actors of one script under a name, which other scripts call.
+- `max_concurrency`: at most so many calls of an endpoint run at a time.
 - `stream`: iterate over what an endpoint sends while it runs.
 - `first`: wait for the first of several calls.
 - `Shared`: a large object that is put once, and read by processes on all hosts.
@@ -26,6 +27,7 @@ from monarch._lazy import lazily
 if TYPE_CHECKING:
     from monarch.recipes.actor_pool import ActorPool
     from monarch.recipes.completion import first
+    from monarch.recipes.concurrency import max_concurrency
     from monarch.recipes.devices import visible_devices
     from monarch.recipes.executor import Executor
     from monarch.recipes.progress_bar import progress
@@ -44,6 +46,7 @@ __all__ = [
     "Shared",
     "first",
     "lookup",
+    "max_concurrency",
     "progress",
     "publish",
     "stream",
@@ -59,6 +62,7 @@ _HOMES = {
     "Shared": "shared",
     "first": "completion",
     "lookup": "published",
+    "max_concurrency": "concurrency",
     "progress": "progress_bar",
     "publish": "published",
     "stream": "streaming",
