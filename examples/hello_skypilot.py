@@ -6,7 +6,10 @@ used them for `--idle-minutes`.
 
     python examples/hello_skypilot.py                                   # two small machines
     python examples/hello_skypilot.py --infra aws --accelerators A100:8
-    python examples/hello_skypilot.py --infra kubernetes --setup "pip install pymonarch"
+    python examples/hello_skypilot.py --infra kubernetes --setup true  # an image that has pymonarch
+
+No package index has a release of pymonarch yet. Until there is one, `--setup` says how a machine
+gets it: docs/jobs/skypilot.md.
 
 Run it where the internal addresses of the machines can be reached: docs/jobs/skypilot.md. SkyPilot
 has to know your cloud: `sky check` shows whether it does.

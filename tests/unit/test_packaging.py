@@ -142,3 +142,21 @@ def test_the_pinned_versions_are_ones_that_the_extras_accept(project: dict[str, 
         assert refused == [], pin
     bounded = {str(one) for one in asked if one.name in BOUNDED}
     assert all("<" in text for text in bounded), bounded
+
+
+def test_no_page_installs_a_release_that_does_not_exist() -> None:
+    """There is none on a package index yet: a page installs a clone, by the versions tried."""
+    wrong = []
+    for path in [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "examples").rglob("*.py"),
+    ]:
+        text = path.read_text()
+        wrong += [
+            f"{path.relative_to(ROOT)}: {found}"
+            for found in re.findall(r"pip install (?:-\S+ )*(?:pymonarch(?!\[)|'?\.).*", text)
+            if path.name != "CHANGELOG.md"
+            and not found.startswith("pip install -c constraints.txt ")
+        ]
+    assert wrong == []
