@@ -162,7 +162,9 @@ changes, on a machine whose load was at most 0.5 when each program began
 (`make bench BENCH=--publish`).
 
 A commit may get another hash when it lands. The hashes of the folders that were measured stay, so
-they stand beside it: `git rev-parse COMMIT:src` prints them."""
+they stand beside it: `git rev-parse COMMIT:src` prints them.
+
+To find out why a program of yours is slow: [make it faster](faster.md)."""
 
 TRANSFERS_PICTURE = "Bandwidth of one-sided transfers against their size, by route"
 
