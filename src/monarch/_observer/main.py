@@ -199,7 +199,7 @@ class _Rows:
         self._wake.send(_NEW)
 
     def settle(self) -> None:
-        """Wait until the rows that have arrived by now are in the store; for five seconds at most."""
+        """Wait until the rows that have arrived by now are stored, at most five seconds."""
         done = threading.Event()
         self._asked.append(done)
         self._wake.send(_ASKED)
