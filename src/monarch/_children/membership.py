@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from monarch._children.door import end_of, invitation, peer_of
 from monarch._spi import FAILED, INFRASTRUCTURE, Verdict, child_proc, new_uid, settings
@@ -72,12 +72,16 @@ def _knock(name: str, uid: int) -> tuple[socket.socket, int]:
     return sock, pid
 
 
-def _end_with(proc: Any, parent: int) -> None:
+def _end_with(proc: Proc, parent: int) -> None:
     """Exit when the parent has exited."""
+
+    def exited(_mask: int) -> None:
+        os._exit(1)
+
     try:
         handle = os.pidfd_open(parent)
     except ProcessLookupError:
         os._exit(1)
     except OSError:  # an old kernel: the agent still kills the children of an actor's process
         return
-    proc.reactor.register(handle, lambda _mask: os._exit(1))
+    proc.reactor.register(handle, exited)
