@@ -23,7 +23,12 @@ def add_pid(parser: argparse.ArgumentParser, text: str) -> None:
 
 def add_option(parser: argparse.ArgumentParser, **more: Any) -> None:
     """Add ``--pid``, to a command whose first argument may be a pid; `more` replaces details."""
-    about = {"type": int, "metavar": "PID", "help": "the same as the argument PID", **more}
+    about: dict[str, Any] = {
+        "type": int,
+        "metavar": "PID",
+        "help": "the same as the argument PID",
+        **more,
+    }
     parser.add_argument("--pid", **about)
 
 

@@ -106,8 +106,9 @@ def _duration(seconds: float) -> str:
 def thread_of_cell(run: Callable[[], None]) -> threading.Thread:
     """Return a thread, not started, that may show bars: one of this cell, in marimo."""
     marimo: Any = sys.modules.get("marimo")
-    is_cell = marimo is not None and marimo.running_in_notebook()
-    kind: type[threading.Thread] = marimo.Thread if is_cell else threading.Thread
+    kind: type[threading.Thread] = threading.Thread
+    if marimo is not None and marimo.running_in_notebook():
+        kind = marimo.Thread
     return kind(target=run, name="monarch-progress-bar", daemon=True)
 
 
