@@ -209,14 +209,10 @@ PATHS: dict[str, dict[str, str]] = {
         "monarch._telemetry.events": "instant_event",  # fault hooks of programs
     },
     "monarch._rust_bindings.monarch_hyperactor.value_mesh": {"monarch.actor": "ValueMesh"},
-    "monarch.builtins": {"monarch._tensors.builtins": "log_remote set_logging_level_remote"},
-    "monarch.builtins.log": {
-        "monarch._tensors.builtins": "log_remote set_logging_level_remote",
-        "monarch._tensors.remote": "remote",
-    },
+    "monarch.builtins": {"monarch._tensors.process_log": "log_remote set_logging_level_remote"},
     "monarch.builtins.random": {
         "monarch._tensors.remote": "remote",
-        "monarch._tensors.builtins": """
+        "monarch._tensors.generators": """
             get_rng_state_all_cuda_remote get_rng_state_remote manual_seed_all_cuda_remote
             manual_seed_cuda_remote random_seed_remote seed_remote set_manual_seed_remote
             set_rng_state_all_cuda_remote set_rng_state_remote
@@ -455,6 +451,7 @@ PATHS.update({alias: PATHS[target] for alias, (target, _) in DEPRECATED.items()}
 #: a function, which is an attribute of its package by the same name, whatever was imported first.
 SAME = {
     "monarch._src.actor.config": "monarch._output.log_prefix",
+    "monarch.builtins.log": "monarch._tensors.process_log",
     "monarch.world_mesh": "monarch._tensors.local_mesh:world_mesh",
 }
 
@@ -657,7 +654,7 @@ def advice(module: str) -> dict[str, str]:
 
 
 def resolve(home: str) -> Any:
-    """Return the object that ``"module:attribute"`` names; import the module if necessary.
+    """Return the object that ``"module:attribute"`` or ``"module"`` names; import the module.
 
     Raise `ImportError` that names an extra if the module needs a package of `EXTRAS` that is not
     installed.
@@ -669,11 +666,11 @@ def resolve(home: str) -> Any:
         if error.name not in EXTRAS:
             raise
         raise ImportError(
-            f"{attribute} needs {error.name}, which is not installed: "
+            f"{attribute or module} needs {error.name}, which is not installed: "
             f"pip install 'pymonarch[{EXTRAS[error.name]}]'",
             name=error.name,
         ) from error
-    return attrgetter(attribute)(loaded)
+    return attrgetter(attribute)(loaded) if attribute else loaded
 
 
 def install() -> None:
@@ -712,8 +709,7 @@ class _OldPaths:
             )
         if name in SAME:
             # The import system returns the entry of sys.modules after the module has run.
-            home, _, attribute = SAME[name].partition(":")
-            sys.modules[name] = resolve(SAME[name]) if attribute else importlib.import_module(home)
+            sys.modules[name] = resolve(SAME[name])
             return
         served, internal = homes(name), advice(name)
 

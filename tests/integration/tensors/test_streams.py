@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 import torch
 
 from monarch import Stream, coalescing, get_active_stream, inspect, remote
-from monarch._tensors import builtins, random
+from monarch._tensors import generators, process_log, random
 from monarch._tensors.errors import RemoteException
 
 pytestmark = pytest.mark.torch
@@ -129,7 +129,7 @@ def _fail_in_a_block(before: Any, made: list[Any]) -> None:
 
 
 def test_random_state(active: Any) -> None:
-    builtins.set_manual_seed_remote(5, active.process_idx())
+    generators.set_manual_seed_remote(5, active.process_idx())
     state = random.get_state()
     first = torch.rand(3)
     random.set_state(state)
@@ -140,4 +140,4 @@ def test_random_state(active: Any) -> None:
     same = torch.rand(3)
     assert inspect(same, host=0, gpu=1).tolist() == inspect(same, host=1, gpu=1).tolist()
     assert inspect(same, host=0, gpu=0).tolist() != inspect(same, host=1, gpu=1).tolist()
-    builtins.log_remote("%s", first)
+    process_log.log_remote("%s", first)

@@ -30,7 +30,7 @@ NAMES = {
         RemoteException TestingContext mock_mesh spawn_tensor_engine
     """,
     "monarch.builtins": "log_remote set_logging_level_remote",
-    "monarch.builtins.log": "log_remote remote set_logging_level_remote",
+    "monarch.builtins.log": "log_remote logger remote set_logging_level_remote",
     "monarch.builtins.random": """
         get_rng_state_all_cuda_remote get_rng_state_remote manual_seed_all_cuda_remote
         manual_seed_cuda_remote random_seed_remote remote seed_remote set_manual_seed_remote

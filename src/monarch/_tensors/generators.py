@@ -1,10 +1,8 @@
-"""Remote functions that programs need often: logging and random state of the processes."""
+"""Remote functions for the random generators of the processes: `monarch.builtins.random`."""
 
 from __future__ import annotations
 
-import logging
 import random
-from typing import Any
 
 import torch
 
@@ -13,30 +11,14 @@ from monarch._tensors.remote import remote
 __all__ = [
     "get_rng_state_all_cuda_remote",
     "get_rng_state_remote",
-    "log_remote",
     "manual_seed_all_cuda_remote",
     "manual_seed_cuda_remote",
     "random_seed_remote",
     "seed_remote",
-    "set_logging_level_remote",
     "set_manual_seed_remote",
     "set_rng_state_all_cuda_remote",
     "set_rng_state_remote",
 ]
-
-_logger = logging.getLogger("monarch")
-
-
-@remote(propagate="inspect")
-def log_remote(*args: Any, level: int = logging.WARNING, **kwargs: Any) -> None:
-    """Log a message in each process; a tensor among the arguments is the local one."""
-    _logger.log(level, *args, **kwargs)
-
-
-@remote(propagate="inspect")
-def set_logging_level_remote(level: int) -> None:
-    """Set the level of the logger ``monarch`` in each process."""
-    _logger.setLevel(level)
 
 
 @remote(propagate="inspect")
