@@ -378,7 +378,7 @@ PATHS: dict[str, dict[str, str]] = {
         """,
         "monarch._tensors.simulator.ir": "IRGraph",
     },
-    "monarch.simulator.ir": {"monarch._tensors.simulator.ir": "IRGraph"},
+    "monarch.simulator.ir": {"monarch._tensors.simulator.ir": "Command IRGraph"},
     "monarch.simulator.profiling": {
         "monarch._tensors.function": "resolvable_function",
         "monarch._tensors.simulator.command_history": "CommandHistory",
@@ -398,11 +398,15 @@ PATHS: dict[str, dict[str, str]] = {
         "monarch._tensors.simulator.ir": "IRGraph",
         "monarch._tensors.simulator.machine": "TraceEvent",
         "monarch._tensors.simulator.measured": "RuntimeProfiler",
+        "monarch._tensors.simulator.task": "Borrow EventTask Task",
         "monarch._tensors.simulator.timing": "RuntimeEstimator",
         "monarch._tensors.simulator.trace": """
             compress_workers_range dump_memory_trace dump_process_name dump_thread_event_trace
             file_path_with_iter
         """,
+    },
+    "monarch.simulator.task": {
+        "monarch._tensors.simulator.task": "Borrow EventTask Task TaskState",
     },
     "monarch.python_local_mesh": {
         "monarch._tensors.errors": "DeviceException RemoteException",
@@ -564,10 +568,14 @@ INTERNAL: dict[str, dict[str, str]] = {
     },
     "monarch.simulator.simulator": {
         "FakeRuntimeProfiler": _TIMES,
-        "Borrow DTensorRef EventTask FakeTensorTracker MemoryViewer Task": _SIMULATED,
+        "DTensorRef FakeTensorTracker MemoryViewer": _SIMULATED,
         "MessageResult MockController Simulator Worker WorkerGroup": _SIMULATED,
         "clean_name get_fake_tensor get_ids iter_ranks": _SIMULATED,
         "ActorAddr LogMessage": _SIMULATED,
+    },
+    "monarch.simulator.task": {
+        "META_VAL": "use set_meta()",
+        "WorkerTaskManager": _SIMULATED,
     },
     "monarch._rust_bindings.monarch_hyperactor.actor": {
         "MethodSpecifier PythonMessage PythonMessageKind": _WIRE,

@@ -732,7 +732,11 @@ def test_the_graph_has_commands_and_their_order(tmp_path: Path) -> None:
         z.reduce("gpu")
     path = tmp_path / "graph.json"
     simulated.export_ir(str(path))
-    nodes = {node["name"]: node for node in json.loads(path.read_text())["nodes"]}
+
+    def nodes() -> dict[str, Any]:
+        return {event["name"].partition(": ")[2]: event["args"] for event in events_in(path)}
+
+    exported = nodes()
     ir = simulated._ir
     assert ir is not None
 
@@ -741,19 +745,25 @@ def test_the_graph_has_commands_and_their_order(tmp_path: Path) -> None:
         (row,) = csv.DictReader(file)
     assert (row["from"], row["to"]) == ("main", "other")
     assert int(row["lent"]) < int(row["first use"]) < int(row["last use"]) < int(row["returned"])
-    assert nodes["aten.cos"]["after"] == [nodes["aten.mm"]["id"]]
-    assert nodes["all_reduce"]["after"] == [nodes["aten.mm"]["id"], nodes["aten.cos"]["id"]]
+    mm, cos = (exported[name]["command_id"] for name in ("aten.mm", "aten.cos"))
+    assert exported["aten.cos"]["control dependencies"] == [mm]
+    assert exported["all_reduce"]["control dependencies"] == [mm, cos]
+    assert exported["all_reduce"]["devices"] == [0, 1, 2, 3]
+    assert __file__ in exported["all_reduce"]["traceback"][-1]
     ir.import_timing({"CallFunction:aten.mm:(3x4)x(4x3):float32": 12.5})
     ir.export_dag_json_timed(str(path))
-    times = {node["name"]: node["time_us"] for node in json.loads(path.read_text())["nodes"]}
+    times = {name: args["time_us"] for name, args in nodes().items()}
     assert (times["aten.mm"], times["aten.cos"]) == (12.5, None)
     assert times["all_reduce"] == estimate_collective_time_us("all_reduce", (3, 3), "float32", 2)
     ir.export_command_types(str(path))
-    assert json.loads(path.read_text())["CallFunction:aten.ones::float32"] == 2
+    types = {it["timing_key"]: it for it in json.loads(path.read_text())["command_types"]}
+    assert types["CallFunction:aten.ones::float32"]["count"] == 2
+    assert types["Reduce:all_reduce:(3x3):float32:2"]["num_devices"] == 2
     assert ir.remove_dag_item_type("aten.mm") == 1
     ir.export_dag_json(str(path))
-    nodes = {node["name"]: node for node in json.loads(path.read_text())["nodes"]}
-    assert nodes["aten.cos"]["after"] == nodes["all_reduce"]["after"][:1] == [1]
+    exported = nodes()
+    before = exported["all_reduce"]["control dependencies"]
+    assert exported["aten.cos"]["control dependencies"] == before[:1] == [mm - 1]
     for export in ("export_data_csv", "export_data_timeline_csv", "export_sendtensors_csv"):
         getattr(ir, export)(str(tmp_path / export))
         assert (tmp_path / export).read_text().count(",")

@@ -127,6 +127,7 @@ NAMES = {
         DeviceMesh IRGraph NDSlice Simulator SimulatorBackendMode SimulatorInterface
         SimulatorTraceMode
     """,
+    "monarch.simulator.ir": "Command IRGraph",
     "monarch.simulator.profiling": """
         CommandHistory DTensorRef FakeRuntimeProfiler HashableTreeSpec ProfilingWorker
         RuntimeEstimator RuntimeProfiler TensorFactory TensorGroup TimingType expand_func_path
@@ -141,6 +142,7 @@ NAMES = {
         dump_memory_trace dump_process_name dump_thread_event_trace file_path_with_iter
         get_fake_tensor get_ids iter_ranks upload_trace
     """,
+    "monarch.simulator.task": "Borrow EventTask META_VAL Task TaskState WorkerTaskManager",
     "monarch.timer": """
         ExecutionTimer execution_timer_start execution_timer_stop get_execution_timer_average_ms
         get_latest_timer_measurement
@@ -303,6 +305,12 @@ SURFACE = {
             "CONTROLLER_TRACE_ONLY EVERYTHING STREAM_ONLY controller_enabled stream_enabled",
         ),
     },
+    "monarch.simulator.ir": {
+        "Command": (
+            "worker_rank stream_name command_id command_name devices control_dependencies traceback duration=",
+            "",
+        ),
+    },
     "monarch.simulator.profiling": {
         "RuntimeProfiler": ("world_size= port=", "profile_cmd"),
         "profile_function": ("func_path shapes", ""),
@@ -317,6 +325,15 @@ SURFACE = {
         "SimulatorController": (
             "world_size gpu_per_host * simulate_mode= trace_mode= upload_trace= trace_path= command_history_path= group_workers= ir=",
             "Exit cleanup_simulation gpu_per_host next_message send step",
+        ),
+        "Borrow": ("ident tensor_src_id tensor_dst_id from_stream to_stream", ""),
+        "EventTask": (
+            "recorded_task event_stream event_stream_name wait_stream wait_stream_name start_time command_id runtime= borrow= traceback=",
+            "clone",
+        ),
+        "Task": (
+            "inputs outputs command_id start_time runtime meta collectives= waits= traceback=",
+            "clone maybe_execute maybe_finish maybe_set_ready state",
         ),
         "TraceEvent": ("start runtime meta command_id traceback", ""),
         "compress_workers_range": ("workers", ""),

@@ -11,6 +11,7 @@ each with one job:
 * `timing` says how long work takes: fixed times, times of the program's choice, or a model of the
   hardware (`cost_model`).
 * `trace` and `gantt` show what happened; `command_history` and `ir` write it to files.
+* `task` is for programs that simulate streams themselves.
 * `interface` is what programs use.
 
 All processes of a mesh execute the same commands on tensors of the same shapes. So the machine

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from monarch._tensors.simulator.commands import Command
     from monarch.actor import Future, ProcMesh
 
-__all__ = ["SimulatedEngine", "SimulatedProcs", "mocked", "set_meta"]
+__all__ = ["SimulatedEngine", "SimulatedProcs", "mocked", "set_meta", "tags"]
 
 _counter = itertools.count()
 _LINES = 4  # of the program, for each command in a trace
@@ -81,6 +81,11 @@ def set_meta(new_value: Any) -> Generator[None, None, None]:
         yield
     finally:
         _tags.values = old
+
+
+def tags() -> tuple[str, ...]:
+    """Return the tags that operations of this thread get now."""
+    return _tags.values
 
 
 class _Tagged(list[tuple[CodeType, int]]):

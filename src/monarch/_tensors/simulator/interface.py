@@ -153,7 +153,7 @@ class SimulatorController:
         if self._history is not None:
             self._history.record(command)
         if self._ir is not None:
-            self._ir.insert_node(command)
+            self._ir.record(command)
         if self._mode.simulation_enabled:
             self.machine.execute(command)
 

@@ -1,7 +1,8 @@
 """`IRGraph`: the commands of a program as a graph, for other tools.
 
 A node is something that takes time on a stream. Its edges come from the node before it on the same
-stream, from the marks that the stream has awaited, and from the copies that it receives.
+stream, from the marks that the stream has awaited, and from the copies that it receives. All
+devices that execute a command share its node. Programs may insert nodes of their own.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 import csv
 import json
 import pickle
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from traceback import FrameSummary, format_list
+from typing import Any, NamedTuple
 
 from monarch._tensors.absent import Absent
 from monarch._tensors.communication_model import (
@@ -20,10 +22,10 @@ from monarch._tensors.communication_model import (
     estimate_send_time_us,
 )
 from monarch._tensors.core.metadata import Metadata
+from monarch._tensors.simulator import commands
 from monarch._tensors.simulator.commands import (
     Await,
     CallFunction,
-    Command,
     Free,
     Mark,
     Receive,
@@ -32,18 +34,33 @@ from monarch._tensors.simulator.commands import (
     Send,
 )
 
-__all__ = ["IRGraph"]
+__all__ = ["Command", "IRGraph"]
+
+_WIDTH, _GAP = 4000, 1000  # microseconds of an event without a time, and between two events
 
 
-@dataclass
-class _Node:
-    """A node: its command, the nodes that it waits for, and its type for timings."""
+class Command(NamedTuple):
+    """A node of an `IRGraph`.
 
-    number: int
-    name: str
-    kind: str
-    command: Command
-    after: list[int] = field(default_factory=list)
+    Attributes:
+        worker_rank: the rank of the device where it is shown.
+        stream_name: the name of its stream.
+        command_id: its number, by which others depend on it.
+        command_name: what it does, as "CallFunction: aten.mm".
+        devices: the ranks of all devices that execute it.
+        control_dependencies: the numbers of the nodes that it waits for.
+        traceback: where the program issued it, innermost last.
+        duration: microseconds, by `IRGraph.import_timing`; 0 without.
+    """
+
+    worker_rank: int
+    stream_name: str
+    command_id: int
+    command_name: str
+    devices: list[int]
+    control_dependencies: list[int]
+    traceback: Sequence[FrameSummary]
+    duration: float = 0
 
 
 @dataclass(frozen=True)
@@ -59,26 +76,55 @@ class _Life:
 
 
 class IRGraph:
-    """The graph of the commands of a program, of one simulator with ``build_ir=True``."""
+    """The graph of the commands of a program, of one simulator with ``build_ir=True``, or by hand.
 
-    add_borrow = Absent("insert_node() takes the marks of borrows, too")
-    add_sendtensor = Absent("insert_node() takes copies, too")
-    update_tensor = Absent("insert_node() takes the storages that a command makes, too")
-    delete_tensor = Absent("insert_node() takes the release of storages, too")
-    convert_devices_to_meshes = Absent("the nodes of export_dag_json() have the ranks of devices")
+    Attributes:
+        control_dag: the nodes, in the order of the program.
+
+    >>> graph = IRGraph()
+    >>> graph.insert_node(0, "main", 1, "CallFunction: aten.mm", [0, 1], [], [])
+    >>> graph.insert_node(0, "main", 2, "Reduce: all_reduce", [0, 1], [1], [])
+    >>> graph.import_timing({"CallFunction:aten.mm:unknown": 25})
+    >>> [(node.command_name, node.duration) for node in graph.control_dag]
+    [('CallFunction: aten.mm', 25), ('Reduce: all_reduce', 0)]
+    """
+
+    add_borrow = Absent("a simulator with build_ir=True notes the borrows of its program")
+    add_sendtensor = Absent("a simulator with build_ir=True notes the copies of its program")
+    update_tensor = Absent("a simulator with build_ir=True notes the storages of its program")
+    delete_tensor = Absent("a simulator with build_ir=True notes the release of storages")
+    convert_devices_to_meshes = Absent("the nodes of control_dag have the ranks of devices")
 
     def __init__(self) -> None:
-        self._nodes: list[_Node] = []
+        self.control_dag: list[Command] = []
+        self._executed: dict[int, commands.Command] = {}
         self._last: dict[tuple[tuple[int, ...], int], int] = {}
         self._marks: dict[tuple[str, int], int] = {}
         self._sends: dict[int, int] = {}
         self._awaited: dict[tuple[tuple[int, ...], int], list[int]] = {}
         self._storages: list[_Life] = []
-        self._timing: dict[str, float] = {}
         self._borrows: dict[int, dict[str, object]] = {}
 
-    def insert_node(self, command: Command) -> None:
-        """Add a command. Commands come in the order of the program."""
+    def insert_node(
+        self,
+        worker_rank: int,
+        stream_name: str,
+        command_id: int,
+        command_name: str,
+        devices: list[int],
+        control_dependencies: list[int],
+        traceback: Sequence[FrameSummary],
+    ) -> None:
+        """Append a node: see `Command` for the arguments."""
+        self.control_dag.append(
+            Command(
+                *(worker_rank, stream_name, command_id, command_name),
+                *(devices, control_dependencies, traceback),
+            )
+        )
+
+    def record(self, command: commands.Command) -> None:
+        """Add a command of the simulated machine. Commands come in the order of the program."""
         at = (command.at.ranks, command.at.stream)
         if isinstance(command, Mark | Await):
             self._note_borrow(command)
@@ -108,73 +154,100 @@ class IRGraph:
                 )
         if isinstance(command, Run) and command.work is None:
             return
-        number = len(self._nodes)
-        name, kind = _described(command)
-        node = _Node(number, name, kind, command)
-        if at in self._last:
-            node.after.append(self._last[at])
-        node.after += self._awaited.pop(at, [])
+        number = len(self._executed)
+        self._executed[number] = command
+        after = [self._last[at]] if at in self._last else []
+        after += self._awaited.pop(at, [])
         if isinstance(command, Send):
             self._sends[command.number] = number
         if isinstance(command, Receive):
-            node.after.append(self._sends.pop(command.number))
+            after.append(self._sends.pop(command.number))
         self._last[at] = number
-        self._nodes.append(node)
+        where = command.at
+        lines = [FrameSummary(*line, lookup_line=False) for line in command.lines]
+        self.insert_node(
+            *(where.ranks[0], where.name, number, _name(command)),
+            *(list(where.ranks), after, lines),
+        )
 
-    def remove_dag_item_type(self, command_types: str | list[str]) -> int:
-        """Remove the nodes of some types, or names; their edges are joined. Return the number."""
-        wanted = {command_types} if isinstance(command_types, str) else set(command_types)
-        gone = {
-            node.number: node
-            for node in self._nodes
-            if node.name in wanted or node.kind in wanted or node.kind.split(":")[0] in wanted
-        }
+    def remove_dag_item_type(
+        self, command_types: str | list[str], print_removed_nodes: bool = False
+    ) -> int:
+        """Remove nodes by the begin of their names, or by the name of their function.
 
-        def origins(numbers: list[int]) -> list[int]:
+        What has waited for such a node waits for what the node has waited for.
+
+        Args:
+            command_types: as "CallFunction", "CallFunction: aten.mm" or "aten.mm"; or a list.
+            print_removed_nodes: whether to print each.
+
+        Returns the number of nodes that were removed.
+        """
+        wanted = (command_types,) if isinstance(command_types, str) else tuple(command_types)
+        removed: list[Command] = []
+        kept: list[Command] = []
+        for node in self.control_dag:
+            is_wanted = node.command_name.startswith(wanted) or _parts(node)[1] in wanted
+            (removed if is_wanted else kept).append(node)
+        before = {node.command_id: node.control_dependencies for node in removed}
+
+        def origins(numbers: Iterable[int]) -> list[int]:
             found: list[int] = []
             for number in numbers:
-                found += origins(gone[number].after) if number in gone else [number]
+                found += origins(before[number]) if number in before else [number]
             return list(dict.fromkeys(found))
 
-        self._nodes = [node for node in self._nodes if node.number not in gone]
-        for node in self._nodes:
-            node.after = origins(node.after)
-        return len(gone)
+        self.control_dag = [
+            node._replace(control_dependencies=origins(node.control_dependencies)) for node in kept
+        ]
+        if print_removed_nodes:
+            for node in removed:
+                print(f"{node.command_name}: rank {node.worker_rank}, command {node.command_id}")  # noqa: T201 - asked for
+        return len(removed)
 
     # -- files ------------------------------------------------------------------------------------
 
     def export_dag_json(self, output_file: str) -> None:
-        """Write the nodes and the edges as JSON."""
-        self._export(output_file, is_timed=False)
+        """Write the nodes as a trace in which all take the same time, for Perfetto or Chrome."""
+        self._export(output_file, [])
 
     def export_dag_json_timed(
         self, output_file: str, network_config: NetworkConfig | None = None
     ) -> None:
-        """Write the nodes and the edges with the microseconds of each node, as JSON.
+        """Write the nodes as a trace with the time of each, for Perfetto or Chrome.
 
-        Times are those of `import_timing`; collectives and copies without one are estimated.
+        Times are those of `import_timing`; collectives and copies without one are estimated. A
+        node without a time takes one microsecond, and its ``time_us`` is null.
         """
-        self._export(output_file, is_timed=True, network=network_config)
+        self._export(output_file, [self._time(node, network_config) for node in self.control_dag])
 
-    def _export(self, path: str, *, is_timed: bool, network: NetworkConfig | None = None) -> None:
-        nodes = []
-        for node in self._nodes:
-            at = node.command.at
-            shown: dict[str, Any] = {
-                "id": node.number,
-                "name": node.name,
-                "type": node.kind,
-                "stream": at.name,
-                "devices": list(at.ranks),
-                "command": node.command.seq,
-                "tags": list(node.command.tags),
-                "after": node.after,
+    def _export(self, path: str, times: Sequence[float | None]) -> None:
+        events = []
+        ends: dict[tuple[int, str], float] = {}
+        for number, node in enumerate(self.control_dag):
+            kind, _ = _parts(node)
+            args: dict[str, Any] = {
+                "command_id": node.command_id,
+                "command_type": kind,
+                "devices": node.devices,
+                "control dependencies": node.control_dependencies,
+                "traceback": format_list(node.traceback),
+                "timing_key": self._timing_key(node),
             }
-            if is_timed:
-                shown["time_us"] = self._time(node, network)
-            nodes.append(shown)
+            command = self._executed.get(node.command_id)
+            if command is not None:
+                args["tags"] = list(command.tags)
+            width: float = _WIDTH
+            if times:
+                width = times[number] or 1
+                args["time_us"] = times[number]
+            row = (node.worker_rank, node.stream_name)
+            start = ends.get(row, 0)
+            ends[row] = start + width + _GAP
+            event = {"name": node.command_name, "cat": kind, "ph": "X", "ts": start, "dur": width}
+            events.append({**event, "pid": row[0], "tid": row[1], "args": args})
         with open(path, "w", encoding="utf-8") as file:
-            json.dump({"nodes": nodes}, file, indent=1)
+            json.dump({"traceEvents": events}, file)
 
     def export_command_types(
         self,
@@ -184,33 +257,41 @@ class IRGraph:
     ) -> None:
         """Write how often each type of command occurs, and maybe its microseconds, as JSON.
 
-        The keys are those of `import_timing`. The time of a function that was not imported is null.
+        Types are named by the keys of `import_timing`. With `include_timing` the file has
+        ``timing``, too, which `import_timing` reads. The time of a function that was not imported
+        is null.
         """
-        counts: dict[str, Any] = {}
-        for node in self._nodes:
+        types: dict[str, dict[str, Any]] = {}
+        for node in self.control_dag:
+            key = self._timing_key(node)
+            entry = types.setdefault(key, {"timing_key": key, "count": 0})
+            entry["count"] += 1
+            if _parts(node)[0] == "Reduce":
+                entry["num_devices"] = self._width(node)
             if include_timing:
-                entry = counts.setdefault(
-                    node.kind, {"count": 0, "time_us": self._time(node, network_config)}
-                )
-                entry["count"] += 1
-            else:
-                counts[node.kind] = counts.get(node.kind, 0) + 1
+                entry["timing_us"] = self._time(node, network_config)
+        shown: dict[str, Any] = {"command_types": list(types.values())}
+        if include_timing:
+            shown["timing"] = {key: entry["timing_us"] for key, entry in types.items()}
         with open(output_file, "w", encoding="utf-8") as file:
-            json.dump(counts, file, indent=1)
+            json.dump(shown, file, indent=1)
 
     def import_timing(self, timing: str | Mapping[str, float]) -> None:
         """Take the microseconds of types of commands, from a dict or a file of JSON.
 
-        A key is like "CallFunction:aten.mm:(3x4)x(4x3):float32".
+        A key is like "CallFunction:aten.mm:(3x4)x(4x3):float32", "SendTensor:(3x4):float32" or
+        "Reduce:all_reduce:(3x4):float32:8", the last for 8 devices. Nodes whose metadata are not
+        known have "unknown" in place of them. A file of `export_command_types` is read, too.
         """
         entries: Any = timing
         if isinstance(timing, str):
             with open(timing, encoding="utf-8") as file:
                 entries = json.load(file)
-        for kind, entry in entries.items():
-            value: Any = entry.get("time_us") if isinstance(entry, Mapping) else entry
+            entries = entries.get("timing", entries)
+        for number, node in enumerate(self.control_dag):
+            value = entries.get(self._timing_key(node))
             if value is not None:
-                self._timing[kind] = float(value)
+                self.control_dag[number] = node._replace(duration=value)
 
     def export_data_csv(self, filename: str) -> None:
         """Write the storages: number, bytes, type of device, number of devices, command."""
@@ -289,18 +370,34 @@ class IRGraph:
         with open(filename, "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             writer.writerow(["command", "bytes", "pairs"])
-            for node in self._nodes:
-                if isinstance(node.command, Send):
-                    command = node.command
+            for command in self._executed.values():
+                if isinstance(command, Send):
                     writer.writerow([command.seq, command.source.nbytes(), len(command.pairs)])
 
     # -- times ------------------------------------------------------------------------------------
 
-    def _time(self, node: _Node, network: NetworkConfig | None) -> float | None:
-        known = self._timing.get(node.kind)
-        if known is not None:
-            return known
-        command = node.command
+    def _timing_key(self, node: Command) -> str:
+        """Return the type of a node, by which times are imported."""
+        command = self._executed.get(node.command_id)
+        if command is not None:
+            return _key(command)
+        kind, function = _parts(node)
+        if kind == "CallFunction":
+            return f"{kind}:{function}:unknown"
+        if kind == "Reduce":
+            return f"{kind}:{function}:unknown:{self._width(node)}"
+        return f"{kind}:unknown" if kind in ("SendTensor", "RecvTensor") else kind
+
+    def _width(self, node: Command) -> int:
+        """Return the number of devices that a collective combines."""
+        command = self._executed.get(node.command_id)
+        work = command.work if isinstance(command, Run) else None
+        return work.size if isinstance(work, Reduce) else len(node.devices)
+
+    def _time(self, node: Command, network: NetworkConfig | None) -> float | None:
+        if node.duration:
+            return node.duration
+        command = self._executed.get(node.command_id)
         if isinstance(command, Run) and isinstance(command.work, Reduce):
             work = command.work
             meta = work.source
@@ -308,6 +405,12 @@ class IRGraph:
         if isinstance(command, Send | Receive):
             return estimate_send_time_us(command.source.size, command.source.dtype, network)
         return None
+
+
+def _parts(node: Command) -> tuple[str, str]:
+    """Return the kind of a node, and the name of its function or its number: "" without."""
+    kind, _, rest = node.command_name.partition(":")
+    return kind, rest.strip()
 
 
 _ALIGNED = 512  # bytes, as torch's allocator of GPUs does
@@ -333,22 +436,32 @@ def _segment(rank: int, life: _Life, address: int) -> dict[str, Any]:
     return {**where, **sizes, "requested_size": life.nbytes, "blocks": [block], "frames": []}
 
 
-def _described(command: Command) -> tuple[str, str]:
-    """Return the name of a node, and its type."""
+def _name(command: commands.Command) -> str:
+    """Return the name of a node."""
+    if isinstance(command, Run):
+        assert command.work is not None
+        kind = "CallFunction" if isinstance(command.work, CallFunction) else "Reduce"
+        return f"{kind}: {command.work.name}"
+    assert isinstance(command, Send | Receive)
+    return f"{'SendTensor' if isinstance(command, Send) else 'RecvTensor'}: {command.number}"
+
+
+def _key(command: commands.Command) -> str:
+    """Return the type of a command, with the metadata of its tensors."""
     if isinstance(command, Run):
         work = command.work
         if isinstance(work, CallFunction):
             shapes = "x".join(_shape(meta) for meta in work.inputs)
             metas = work.inputs or work.outputs
             dtype = str(metas[0].dtype).removeprefix("torch.") if metas else ""
-            return work.name, f"CallFunction:{work.name}:{shapes}:{dtype}"
+            return f"CallFunction:{work.name}:{shapes}:{dtype}"
         assert isinstance(work, Reduce)
         dtype = str(work.source.dtype).removeprefix("torch.")
-        return work.name, f"Reduce:{work.name}:{_shape(work.source)}:{dtype}:{work.size}"
+        return f"Reduce:{work.name}:{_shape(work.source)}:{dtype}:{work.size}"
     assert isinstance(command, Send | Receive)
     kind = "SendTensor" if isinstance(command, Send) else "RecvTensor"
     dtype = str(command.source.dtype).removeprefix("torch.")
-    return kind, f"{kind}:{_shape(command.source)}:{dtype}"
+    return f"{kind}:{_shape(command.source)}:{dtype}"
 
 
 def _shape(meta: Metadata) -> str:
