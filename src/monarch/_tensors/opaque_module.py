@@ -8,6 +8,7 @@ parameters there. So the script needs to know the shape of the result only, not 
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -68,8 +69,9 @@ class OpaqueModule:
     def call_method(self, method_name: str, propagator: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a method of each module; return what `propagator` says.
 
-        Gradients flow to the arguments and the parameters. `propagator` is called with the
-        arguments alone, on fake tensors; None: the first call of its kind shows what comes back.
+        Gradients flow to the arguments and the parameters. `propagator` is called with this object
+        and the arguments, on fake tensors, as ``lambda self, x: x.clone()``. None: the first call
+        of its kind shows what comes back, and blocks for that.
         """
         leaves, spec = pytree.tree_flatten((args, kwargs))
         numbers = [number for number, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
@@ -124,7 +126,9 @@ class _Call:
             leaves[number] = tensor
         args, kwargs = pytree.tree_unflatten(leaves, self._spec)
         module = self._module
-        function = module._learning if self._propagator is None else _runner(self._propagator)
+        function = module._learning
+        if self._propagator is not None:
+            function = _runner(weakref.ref(module), self._propagator)
         handle = module._object._handle()
         result, tape = function(handle, self._method, needs, is_recorded, args, kwargs)
         found, self._shape = pytree.tree_flatten(result)
@@ -194,7 +198,8 @@ def _run(
 class _Rule:
     """The rule for the results of `_run`, made of the propagator of the program."""
 
-    def __init__(self, propagator: Callable[..., Any]) -> None:
+    def __init__(self, module: weakref.ref[OpaqueModule], propagator: Callable[..., Any]) -> None:
+        self._module = module
         self._propagator = propagator
 
     def __call__(
@@ -206,13 +211,16 @@ class _Rule:
         args: Any,
         kwargs: Any,
     ) -> Any:
-        return self._propagator(*args, **kwargs), OpaqueRef(None)
+        return self._propagator(self._module(), *args, **kwargs), OpaqueRef(None)
 
 
 @functools.lru_cache(maxsize=_KEPT)
-def _runner(propagator: Callable[..., Any]) -> Remote:
-    """Return the remote function that has the results of `propagator`."""
-    return remote(_run, propagate=_Rule(propagator))
+def _runner(module: weakref.ref[OpaqueModule], propagator: Callable[..., Any]) -> Remote:
+    """Return the remote function of a module that has the results of `propagator`.
+
+    Each module has its own, since the results may depend on it. The cache does not keep it alive.
+    """
+    return remote(_run, propagate=_Rule(module, propagator))
 
 
 def _gradients(

@@ -35,19 +35,21 @@ class OpaqueObject(OpaqueRef):
         else:
             self._key = _construct(resolvable_function(constructor), *args, **kwargs)._key
 
-    def call_method(self, name: str, propagation: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call the method `name` of each object; return what `propagation` says, see `remote`.
+    def call_method(self, method_name: str, propagation: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of each object; return what `propagation` says, see `remote`.
 
-        `propagation` is called with the arguments alone, without the object.
+        A function as `propagation` is called with this object and the arguments.
         """
-        return _method(propagation)(self._handle(), name, *args, **kwargs)
+        if callable(propagation):
+            propagation = functools.partial(propagation, self)
+        return _method(propagation)(self._handle(), method_name, *args, **kwargs)
 
     def call_method_on_shard_and_fetch(
-        self, name: str, *args: Any, shard: dict[str, int] | None = None, **kwargs: Any
+        self, method_name: str, *args: Any, shard: dict[str, int] | None = None, **kwargs: Any
     ) -> Future[Any]:
-        """Call the method `name` of one object; return the future of its result."""
+        """Call a method of one object; return the future of its result."""
         return call_on_shard_and_fetch(
-            _method("inspect"), self._handle(), name, *args, shard=shard, **kwargs
+            _method("inspect"), self._handle(), method_name, *args, shard=shard, **kwargs
         )
 
     def _handle(self) -> OpaqueRef:
@@ -64,8 +66,7 @@ def opaque_method(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(fn)
     def method(self: OpaqueObject, *args: Any, **kwargs: Any) -> Any:
-        rule = functools.partial(fn, self)
-        return self.call_method(fn.__name__, rule, *args, **kwargs)
+        return self.call_method(fn.__name__, fn, *args, **kwargs)
 
     return method
 

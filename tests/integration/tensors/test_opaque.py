@@ -61,7 +61,7 @@ def test_the_objects_live_as_long_as_the_handle(active: Any) -> None:
 def test_a_handle_whose_constructor_failed_is_lost(active: Any) -> None:
     broken = OpaqueObject(_fail, 1)
     with pytest.raises(RemoteException, match="no object"):
-        inspect(broken.call_method("f", lambda x: x, torch.ones(1)))
+        inspect(broken.call_method("f", lambda self, x: x, torch.ones(1)))
 
 
 def _fail(number: int) -> None:

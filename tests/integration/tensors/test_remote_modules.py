@@ -44,7 +44,7 @@ def test_an_opaque_module_learns_as_the_local_one(active: Any) -> None:
     x = torch.arange(6.0).reshape(2, 3).requires_grad_()
     optimizer = torch.optim.SGD(remote_net.parameters(), lr=0.01)
     losses = []
-    for propagator in (lambda x: torch.empty(x.shape[0], 2), None, None):
+    for propagator in (lambda self, x: torch.empty(x.shape[0], 2), None, None):
         optimizer.zero_grad()
         loss = remote_net(x, propagator=propagator).pow(2).sum()
         loss.backward()
@@ -82,15 +82,15 @@ def test_other_methods_of_a_module_and_its_errors(active: Any) -> None:
     net = OpaqueModule(Net, 2)
     x = torch.ones(1, 3)
     both = net.call_method(
-        "pair", lambda x, factor: {"scaled": torch.empty(1, 2), "text": x + 1}, x, factor=2.0
+        "pair", lambda self, x, factor: {"scaled": torch.empty(1, 2), "text": x + 1}, x, factor=2.0
     )
     assert inspect(both["scaled"].detach()).tolist() == [[2.0, 2.0]]
     assert inspect(both["text"].detach()).tolist() == [[2.0, 2.0, 2.0]]
     with torch.no_grad():
-        assert not net(x, propagator=lambda x: torch.empty(1, 2)).requires_grad
+        assert not net(x, propagator=lambda self, x: torch.empty(1, 2)).requires_grad
     with pytest.raises(RemoteException, match="shapes cannot be multiplied"):
-        inspect(net(torch.ones(1, 7), propagator=lambda x: torch.empty(1, 2)).detach())
-    assert inspect(net(x, propagator=lambda x: torch.empty(1, 2)).detach()).shape == (1, 2)
+        inspect(net(torch.ones(1, 7), propagator=lambda self, x: torch.empty(1, 2)).detach())
+    assert inspect(net(x, propagator=lambda self, x: torch.empty(1, 2)).detach()).shape == (1, 2)
 
 
 class Scale(torch.autograd.Function):
