@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch.cli import _COMMANDS
+from monarch.cli import COMMANDS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cheat_sheet.md"
 MODULES = "actor config gather_mount job rdma recipes remotemount spmd testing training"
@@ -44,4 +44,4 @@ def test_each_name_exists() -> None:
 def test_each_command_exists() -> None:
     named = {name for code in codes() for name in re.findall(r"^monarch (\w+)", code)}
     assert len(named) > 15
-    assert named - {*_COMMANDS} == set()
+    assert named - {*COMMANDS} == set()

@@ -19,9 +19,9 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-__all__ = ["add_options", "execute", "main", "make_parser", "run_command"]
+__all__ = ["COMMANDS", "add_options", "execute", "main", "make_parser", "run_command"]
 
-_COMMANDS = {
+COMMANDS = {
     "apply": ("jobs", "start the job of this directory, or find it running"),
     "exec": ("jobs", "run a command on its hosts"),
     "shell": ("jobs", "an interactive shell on one of its hosts"),
@@ -55,8 +55,20 @@ examples:
 """
 
 
-def make_parser(asked: str | None = None) -> argparse.ArgumentParser:
-    """Return the parser of the command line; only the command `asked` has its options."""
+def add_options(name: str, parser: argparse.ArgumentParser) -> None:
+    """Add the options of a command to a parser, which may belong to another program."""
+    module = importlib.import_module(f"monarch.cli.{COMMANDS[name][0]}")
+    add: Callable[[argparse.ArgumentParser], None] = getattr(module, f"add_{name}")
+    add(parser)
+
+
+def make_parser(
+    *asked: str, add: Callable[[str, argparse.ArgumentParser], None] = add_options
+) -> argparse.ArgumentParser:
+    """Return the parser of the command line; only the commands `asked` have their options.
+
+    `add` adds the options of a command.
+    """
     parser = argparse.ArgumentParser(
         prog="monarch",
         description="Actors on meshes of processes: jobs, hosts and diagnosis.",
@@ -66,28 +78,21 @@ def make_parser(asked: str | None = None) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     parser.add_argument("--traceback", action="store_true", help="show where an error came from")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for name, (_, text) in _COMMANDS.items():
+    for name, (_, text) in COMMANDS.items():
         command = commands.add_parser(
             name,
             help=text,
             description=text[0].upper() + text[1:] + ".",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        if name == asked:
-            add_options(name, command)
+        if name in asked:
+            add(name, command)
     return parser
-
-
-def add_options(name: str, parser: argparse.ArgumentParser) -> None:
-    """Add the options of a command to a parser, which may belong to another program."""
-    module = importlib.import_module(f"monarch.cli.{_COMMANDS[name][0]}")
-    add: Callable[[argparse.ArgumentParser], None] = getattr(module, f"add_{name}")
-    add(parser)
 
 
 def _parse(words: Sequence[str]) -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     # Only the module of the requested command is loaded: the first word that is no option.
-    parser = make_parser(next((word for word in words if not word.startswith("-")), None))
+    parser = make_parser(*[word for word in words if not word.startswith("-")][:1])
     return parser, parser.parse_args(words)
 
 
@@ -99,7 +104,7 @@ def execute(words: Sequence[str]) -> int:
 
 def run_command(name: str, options: argparse.Namespace) -> int:
     """Run a command with its parsed options. Return its exit status, and raise its errors."""
-    if _COMMANDS[name][0] in ("jobs", "run"):
+    if COMMANDS[name][0] in ("jobs", "run"):
         from monarch.cli.job_modules import find_modules_here
 
         find_modules_here()
@@ -107,8 +112,11 @@ def run_command(name: str, options: argparse.Namespace) -> int:
     return status
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return its exit status."""
+def main(
+    arguments: Sequence[str] | None = None,
+    run: Callable[[str, argparse.Namespace], int] = run_command,
+) -> int:
+    """Run the command line, its command by `run`; return its exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     parser, options = _parse(words)
     if options.version:
@@ -120,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help(sys.stderr)
         return 1
     try:
-        return run_command(options.command, options)
+        return run(options.command, options)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader has closed the pipe, as in `monarch ... | head`

@@ -7,11 +7,12 @@ import os
 import secrets
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from monarch._spi import progress
 
-__all__ = ["add_apply", "add_context", "add_exec", "add_kill", "add_shell"]
+__all__ = ["add_apply", "add_context", "add_exec", "add_kill", "add_shell", "command_of"]
 
 
 def add_apply(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +26,9 @@ MODULE.ATTR is the spec of the job: the module to import, found from this direct
 of the job in it. It is kept in .monarch/<context>/spec. A job that runs and still fits its
 description is used as it is; another is replaced, unless a script uses it.
 """
-    parser.add_argument("job", nargs="?", metavar="MODULE.ATTR", help="where the job is defined")
+    parser.add_argument(
+        "module_path", nargs="?", metavar="MODULE.ATTR", help="where the job is defined"
+    )
     parser.set_defaults(run=_apply)
 
 
@@ -47,15 +50,15 @@ MONARCH_RANK_HOSTS). The exit status is the largest of the command's.
 """
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--one", action="store_true", help="the first host (default)")
-    where.add_argument("--all", action="store_true", help="all hosts of all meshes")
+    where.add_argument("--all", dest="run_all", action="store_true", help="all hosts of all meshes")
     where.add_argument("--mesh", metavar="NAME", help="all hosts of one mesh")
     where.add_argument(
-        "--point", metavar="DIM=N,...", type=_point, help="one place in the first mesh"
+        "--point", metavar="DIM=N,...", type=_valid(_point), help="one place in the first mesh"
     )
     parser.add_argument(
         "--per-host",
         metavar="DIM=N",
-        type=_assignment,
+        type=_valid(_assignment),
         action="append",
         default=[],
         help="run on several processes of each host",
@@ -70,7 +73,7 @@ MONARCH_RANK_HOSTS). The exit status is the largest of the command's.
         metavar="MODULE",
         help="a Python module to run, and its arguments",
     )
-    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="COMMAND", help="what to run")
+    parser.add_argument("cmd", nargs=argparse.REMAINDER, metavar="COMMAND", help="what to run")
     parser.set_defaults(run=_exec)
 
 
@@ -91,7 +94,10 @@ The job is the one that `monarch apply` named in this directory (its spec, MODUL
 """
     parser.add_argument("--mesh", metavar="NAME", help="a host of this mesh; default: the first")
     parser.add_argument(
-        "--point", metavar="DIM=N,...", type=_point, help="which of them; default: the first"
+        "--point",
+        metavar="DIM=N,...",
+        type=_valid(_point),
+        help="which of them; default: the first",
     )
     _add_environment(parser)
     parser.set_defaults(run=_shell)
@@ -100,7 +106,7 @@ The job is the one that `monarch apply` named in this directory (its spec, MODUL
 def add_kill(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``monarch kill``."""
     parser.epilog = "examples:\n  monarch kill\n  monarch kill experiment\n"
-    parser.add_argument("context", nargs="?", help="default: the active context")
+    parser.add_argument("name", nargs="?", metavar="context", help="default: the active context")
     parser.set_defaults(run=_kill)
 
 
@@ -108,17 +114,17 @@ def add_context(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``monarch context``."""
     parser.epilog = """\
 examples:
-  monarch context create experiment    make it and use it
-  monarch context use default
+  monarch context use experiment       from now on; made if there is none
+  monarch context create other         make it, and go on with the active one
   monarch context ls                   the active one is marked
   monarch context rm experiment        kills its job first
 
 A context has a job of its own. All live in the directory .monarch.
 """
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    actions = parser.add_subparsers(dest="context_cmd", required=True, metavar="ACTION")
     for action, text in (
-        ("create", "make a context and use it"),
-        ("use", "make a context the active one"),
+        ("create", "make a context"),
+        ("use", "make a context the active one; it is made if there is none"),
         ("rm", "kill its job and forget it"),
     ):
         actions.add_parser(action, help=text).add_argument("name")
@@ -131,7 +137,7 @@ def _add_environment(parser: argparse.ArgumentParser) -> None:
         "-e",
         "--env",
         metavar="NAME=VALUE",
-        type=_variable,
+        type=_valid(_variable),
         action="append",
         default=[],
         help="a variable of the command's environment; may be repeated",
@@ -147,9 +153,10 @@ def _apply(options: argparse.Namespace) -> int:
     from monarch.job import load_current_job, set_current_job
     from monarch.job.current import job_of
 
-    if options.job is not None:
-        job_of(options.job)  # raises first: a job that cannot be loaded does not replace another
-        set_current_job(options.job)
+    if options.module_path is not None:
+        # It raises first: a job that cannot be loaded does not replace another.
+        job_of(options.module_path)
+        set_current_job(options.module_path)
     started = time.monotonic()
     _ready(load_current_job())
     print(f"Job is ready ({time.monotonic() - started:.0f}s)")
@@ -165,13 +172,13 @@ def _exec(options: argparse.Namespace) -> int:
     meshes = dict(state._hosts)
     if options.mesh is not None:
         meshes = {options.mesh: getattr(state, options.mesh)}
-    many = options.all or options.mesh is not None
-    per_host = dict(options.per_host)
+    many = options.run_all or options.mesh is not None
+    per_host = dict(map(_assignment, options.per_host))
     place: dict[str, Any] = {}
     if not many:
         name, mesh = next(iter(meshes.items()))
         meshes = {name: mesh}
-        place = {"point": options.point} if options.point else {"rank": 0}
+        place = {"point": _point(options.point)} if options.point else {"rank": 0}
     # The directory is on the hosts, and this machine does not know their directory for temporary
     # files. The random name keeps other users from creating the directory first.
     folder = f"/tmp/monarch_exec_{secrets.token_hex(8)}" if many else None  # noqa: S108
@@ -180,7 +187,7 @@ def _exec(options: argparse.Namespace) -> int:
             exec_command(
                 mesh,
                 words,
-                env=dict(options.env),
+                env=dict(map(_variable, options.env)),
                 workdir=options.workdir,
                 output_dir=None if folder is None else os.path.join(folder, name),
                 per_host=per_host,
@@ -207,9 +214,11 @@ def _shell(options: argparse.Namespace) -> int:
         mesh = getattr(state, options.mesh)
     else:
         mesh = next(iter(state._hosts.values()))
-    point: dict[str, int] = {**dict.fromkeys(mesh.extent, 0), **(options.point or {})}
+    point: dict[str, int] = {**dict.fromkeys(mesh.extent, 0), **_point(options.point)}
     try:
-        return shell(mesh.slice(**point), env=dict(options.env), workdir=options.workdir)
+        return shell(
+            mesh.slice(**point), env=dict(map(_variable, options.env)), workdir=options.workdir
+        )
     finally:
         if options.kill:
             job.kill()
@@ -218,7 +227,7 @@ def _shell(options: argparse.Namespace) -> int:
 def _kill(options: argparse.Namespace) -> int:
     from monarch.job.current import active_context
 
-    name = options.context or active_context()
+    name = options.name or active_context()
     if not _kill_context(name):
         raise FileNotFoundError(f"context {name!r} has no job to kill")
     print(f"Killed context {name!r}")
@@ -226,28 +235,36 @@ def _kill(options: argparse.Namespace) -> int:
 
 
 def _context(options: argparse.Namespace) -> int:
-    from monarch.job.current import active_context, contexts, remove_context, use_context
+    from monarch.job.current import (
+        active_context,
+        contexts,
+        create_context,
+        remove_context,
+        use_context,
+    )
 
     known = contexts()
-    if options.action == "ls":
+    if options.context_cmd == "ls":
         for name in known:
             print("* " + name if name == active_context() else "  " + name)
         if not known:
             print("No contexts.")
         return 0
-    if options.action == "create":
-        if options.name in known:
-            raise ValueError(f"there is a context {options.name!r} already")
-        use_context(options.name)
+    name = options.name
+    if options.context_cmd == "rm":
+        if name not in known:
+            names = ", ".join(known) or "none"
+            raise ValueError(f"there is no context {name!r}; there are: {names}")
+        _kill_context(name)
+        remove_context(name)
+        print(f"Removed context {name!r}")
         return 0
-    if options.name not in known:
-        names = ", ".join(known) or "none"
-        raise ValueError(f"there is no context {options.name!r}; there are: {names}")
-    if options.action == "use":
-        use_context(options.name)
-    else:
-        _kill_context(options.name)
-        remove_context(options.name)
+    create_context(name)
+    if options.context_cmd == "create" or name not in known:
+        print(f"Created context {name!r}")
+    if options.context_cmd == "use":
+        use_context(name)
+        print(f"Switched to context {name!r}")
     return 0
 
 
@@ -299,12 +316,16 @@ def _kill_context(name: str) -> bool:
     return True
 
 
-def _words(options: argparse.Namespace) -> list[str]:
-    words: list[str] = options.words
-    if words[:1] == ["--"]:
-        words = words[1:]
+def command_of(options: argparse.Namespace) -> list[str]:
+    """Return the command of ``monarch exec``, or the arguments of its script."""
     if options.module is not None:
         return ["-m", *options.module]
+    words: list[str] = options.cmd
+    return words[1:] if words[:1] == ["--"] else words
+
+
+def _words(options: argparse.Namespace) -> list[str]:
+    words = command_of(options)
     if options.script is not None:
         if options.script == "-":
             text = sys.stdin.read()
@@ -315,6 +336,16 @@ def _words(options: argparse.Namespace) -> list[str]:
     if not words:
         raise ValueError("there is no command to run; see monarch exec --help")
     return words
+
+
+def _valid(parse: Callable[[str], object]) -> Callable[[str], str]:
+    """Return the type of an option whose text `parse` can read. Programs see the text."""
+
+    def checked(text: str) -> str:
+        parse(text)
+        return text
+
+    return checked
 
 
 def _variable(text: str) -> tuple[str, str]:
@@ -332,5 +363,5 @@ def _assignment(text: str) -> tuple[str, int]:
         raise argparse.ArgumentTypeError(f"{value!r} in {text!r} is no number") from None
 
 
-def _point(text: str) -> dict[str, int]:
-    return dict(_assignment(part) for part in text.split(","))
+def _point(text: str | None) -> dict[str, int]:
+    return dict(_assignment(part) for part in text.split(",")) if text else {}

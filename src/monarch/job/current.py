@@ -26,6 +26,7 @@ from monarch.job.trait import JobTrait
 __all__ = [
     "active_context",
     "contexts",
+    "create_context",
     "forget_job",
     "job_of",
     "load_current_job",
@@ -75,15 +76,20 @@ def state_file(name: str) -> str:
     return os.path.join(FOLDER, name, "state.pkl")
 
 
+def create_context(name: str) -> None:
+    """Make a context, if there is none of this name. Raises ValueError for a bad name."""
+    if not _NAME.fullmatch(name) or name == "logs":
+        raise ValueError(f"{name!r} is no name for a context: letters, digits, '_', '-' and '.'")
+    with _folder(os.path.join(FOLDER, name), make=True):
+        pass
+
+
 def use_context(name: str) -> None:
     """Make `name` the active context; create it if necessary. Raises ValueError for a bad name.
 
     A job that a script saved in this directory before it had contexts moves to the default context.
     """
-    if not _NAME.fullmatch(name) or name == "logs":
-        raise ValueError(f"{name!r} is no name for a context: letters, digits, '_', '-' and '.'")
-    with _folder(os.path.join(FOLDER, name), make=True):
-        pass
+    create_context(name)
     with _folder(FOLDER) as folder:
         if os.path.exists(DEFAULT_JOB_PATH) and not os.path.islink(DEFAULT_JOB_PATH):
             with _folder(os.path.join(FOLDER, _DEFAULT), make=True) as default:

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from monarch.actor import shutdown_context
-from monarch.cli import add_options, make_parser, run_command
+from monarch.cli import COMMANDS, add_options, make_parser, run_command
 from monarch.cli import main as _main
+from monarch.cli.jobs import command_of
 from monarch.job import job_load, load_current_job
 from monarch.tools.commands import (
     apply_job,
@@ -52,15 +53,39 @@ __all__ = [
 
 
 def get_parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line, which knows the names of all commands."""
-    return make_parser()
+    """Return the parser of the command line, with the options of all commands.
+
+    What it returns for a command that is a class here has ``func``, which runs it:
+
+    >>> options = get_parser().parse_args(["exec", "--all", "--per-host", "gpu=4", "hostname"])
+    >>> options.run_all, options.cmd, options.func.__self__.name
+    (True, ['hostname'], 'exec')
+    """
+    return make_parser(*COMMANDS, add=_add)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run a command line, by default that of this process. Raises SystemExit unless it is 0."""
-    status = _main(sys.argv[1:] if argv is None else argv)
+    """Run a command line, by default that of this process. Raises SystemExit unless it is 0.
+
+    The commands on jobs call the functions of this module, `exec_on_job` and so on, as they are at
+    that moment: a program may put its own in their place.
+    """
+    status = _main(sys.argv[1:] if argv is None else argv, _run)
     if status:
         raise SystemExit(status)
+
+
+def _add(name: str, parser: argparse.ArgumentParser) -> None:
+    command = _CLASSES.get(name)
+    if command is None:
+        add_options(name, parser)
+    else:
+        command().add_arguments(parser)
+
+
+def _run(name: str, options: argparse.Namespace) -> int:
+    command = _CLASSES.get(name)
+    return run_command(name, options) if command is None else command().status(options)
 
 
 # -- commands for the command lines of other programs ----------------------------------------------
@@ -80,6 +105,7 @@ class _Command:
     def add_arguments(self, subparser: argparse.ArgumentParser) -> None:
         """Add the options of the command."""
         add_options(self.name, subparser)
+        subparser.set_defaults(func=self.run)
 
     def run(self, args: argparse.Namespace) -> None:
         """Run the command with what the parser returned. Blocks until it ends.
@@ -87,9 +113,13 @@ class _Command:
         Raises SystemExit with its exit status unless that is 0, and the errors that ``monarch``
         would report.
         """
-        status = run_command(self.name, args)
+        status = self.status(args)
         if status:
             raise SystemExit(status)
+
+    def status(self, args: argparse.Namespace) -> int:
+        """Run the command, and return its exit status."""
+        return run_command(self.name, args)
 
 
 class ApplyCmd(_Command):
@@ -97,11 +127,25 @@ class ApplyCmd(_Command):
 
     name = "apply"
 
+    def status(self, args: argparse.Namespace) -> int:
+        """Call `apply_job`."""
+        apply_job(args.module_path)
+        return 0
+
 
 class ContextCmd(_Command):
     """Keeps several jobs in one directory."""
 
     name = "context"
+
+    def status(self, args: argparse.Namespace) -> int:
+        """Call `context_create`, `context_use`, `context_rm` or `context_ls`."""
+        if args.context_cmd == "ls":
+            context_ls()
+        else:
+            actions = {"create": context_create, "use": context_use, "rm": context_rm}
+            actions[args.context_cmd](args.name)
+        return 0
 
 
 class DashboardCmd(_Command):
@@ -120,6 +164,17 @@ class ExecCmd(_Command):
     """Runs a command on hosts of the job."""
 
     name = "exec"
+
+    def status(self, args: argparse.Namespace) -> int:
+        """Call `exec_on_job`."""
+        sizes = (size.split("=") for size in args.per_host)
+        return exec_on_job(
+            command_of(args),
+            run_all=args.run_all,
+            per_host={dim: int(size) for dim, size in sizes} or None,
+            script=args.script,
+            **_place(args),
+        )
 
 
 class KillCmd(_Command):
@@ -145,11 +200,35 @@ class ShellCmd(_Command):
 
     name = "shell"
 
+    def status(self, args: argparse.Namespace) -> int:
+        """Call `shell_on_job`."""
+        return shell_on_job(**_place(args))
+
 
 class TuiCmd(_Command):
     """Shows a job in a terminal."""
 
     name = "tui"
+
+
+_CLASSES: dict[str, type[_Command]] = {
+    command.name: command
+    for command in (
+        *(ApplyCmd, ContextCmd, DashboardCmd, DebugCmd, ExecCmd),
+        *(KillCmd, ProfileCmd, QueryCmd, ShellCmd, TuiCmd),
+    )
+}
+
+
+def _place(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the common options of ``exec`` and ``shell``."""
+    return {
+        "mesh_name": args.mesh,
+        "point_str": args.point,
+        "env": args.env or None,
+        "workdir": args.workdir,
+        "kill": args.kill,
+    }
 
 
 def export_profile(

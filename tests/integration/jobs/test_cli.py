@@ -282,7 +282,9 @@ def test_contexts_have_jobs_of_their_own(described: Path) -> None:
     assert said("context", "ls") == "No contexts.\n"
     said("apply", "described.job")
     default = job_load().apply_id
-    said("context", "create", "other")
+    assert said("context", "create", "other") == "Created context 'other'\n"
+    assert said("context", "ls") == "* default\n  other\n"
+    assert said("context", "use", "other") == "Switched to context 'other'\n"
     assert said("context", "ls") == "  default\n* other\n"
     assert "No spec found at .monarch/other/spec" in failed("apply")
     said("apply", "described.job")
@@ -290,12 +292,15 @@ def test_contexts_have_jobs_of_their_own(described: Path) -> None:
     assert other.apply_id != default
     said("context", "use", "default")
     assert job_load().apply_id == default
-    said("context", "rm", "other")
+    assert said("context", "rm", "other") == "Removed context 'other'\n"
     assert not other.can_run(other)
     assert said("context", "ls") == "* default\n"
-    assert "there is no context 'other'; there are: default" in failed("context", "use", "other")
+    assert "there is no context 'other'; there are: default" in failed("context", "rm", "other")
     assert "is no name for a context" in failed("context", "create", "../x")
-    assert "there is a context 'default' already" in failed("context", "create", "default")
+    assert said("context", "create", "default") == "Created context 'default'\n"
+    assert job_load().apply_id == default
+    assert said("context", "use", "third").endswith("Switched to context 'third'\n")
+    assert said("context", "ls") == "  default\n* third\n"
     assert said("kill", "default") == "Killed context 'default'\n"
 
 

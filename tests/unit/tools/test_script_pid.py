@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from monarch.cli import _COMMANDS, add_options
+from monarch.cli import COMMANDS, add_options
 from monarch.cli.debug import add_debug
 from monarch.cli.query import _table, _words, add_query
 from monarch.cli.script_pid import without_pid
@@ -33,7 +33,7 @@ def test_both_ways_to_give_it(command: str, words: list[str]) -> None:
 
 def test_all_commands_about_a_script_take_it_in_both_ways_and_say_so() -> None:
     """An example with a pid as the first argument, and the option."""
-    shown = {name: parser_of(name).format_help() for name in _COMMANDS}
+    shown = {name: parser_of(name).format_help() for name in COMMANDS}
     as_option = [name for name, text in shown.items() if "--pid PID" in text]
     as_argument = [name for name, text in shown.items() if re.search(rf"monarch {name} 4242", text)]
     assert sorted(as_option) == sorted(as_argument) == sorted(ABOUT_A_SCRIPT)
