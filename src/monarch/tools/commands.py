@@ -96,12 +96,12 @@ def shell_on_job(
 
 
 def context_create(name: str) -> None:
-    """Make a context and use it."""
+    """Make a context, if there is none of this name. The active one stays active."""
     execute(["context", "create", name])
 
 
 def context_use(name: str) -> None:
-    """Make a context the active one."""
+    """Make a context the active one; make it if there is none of this name."""
     execute(["context", "use", name])
 
 
@@ -215,18 +215,22 @@ async def get_or_create(
 ) -> ServerSpec:
     """Return the running app of this name; submit it if there is none, or with `force_restart`.
 
-    An app is found by its name on schedulers that do not add a number to names. Waits until the app
-    runs. Raises RuntimeError if it ends instead, and the errors of `create`.
+    An app is found by its name on schedulers that do not add a number to names. One that is pending
+    is waited for; if it ends without having run, a new one is submitted. Waits until the app runs.
+    Raises RuntimeError if the new one ends instead, and the errors of `create`.
     """
     if config.dryrun:
         raise ValueError("get_or_create cannot wait for a dry run: set dryrun=False")
     handle = f"{config.scheduler}://{_SESSION}/{name}"
-    spec = await asyncio.to_thread(info, handle)
-    if spec is not None and spec.state not in _ENDED and force_restart:
-        await asyncio.to_thread(kill_and_confirm, handle)
-        spec = None
-    if spec is None or spec.state in _ENDED:
-        handle = str(await asyncio.to_thread(create, config, name))
+    if force_restart:
+        spec = await asyncio.to_thread(info, handle)
+        if spec is not None and spec.state not in _ENDED:
+            await asyncio.to_thread(kill_and_confirm, handle)
+    else:
+        spec = await server_ready(handle, check_interval)
+        if spec is not None and spec.is_running:
+            return spec
+    handle = str(await asyncio.to_thread(create, config, name))
     ready = await server_ready(handle, check_interval)
     if ready is None or not ready.is_running:
         state = "is not known" if ready is None else f"is {ready.state}"

@@ -14,6 +14,7 @@ import pytest
 
 from monarch._engine.runtime.admission import public_name as names
 from monarch.actor import Actor, attach_to_workers, endpoint
+from monarch.tools.mesh_spec import MeshSpec
 from tests.network import unavailable
 
 WAIT = 60.0
@@ -75,6 +76,13 @@ def test_a_worker_at_all_addresses_says_one_that_can_be_dialed(address: str) -> 
         assert int(port) > 0
         assert call(url) == 5
         assert call(f"tcp://127.0.0.1:{port}") == 5
+
+
+def test_the_address_of_a_mesh_of_torchx_is_dialed() -> None:
+    with served("tcp://127.0.0.1:0") as (url, _):
+        mesh = MeshSpec("workers", 1, hostnames=["localhost"])
+        (address,) = mesh.server_addrs(port=int(url.rpartition(":")[2]))
+        assert call(address) == 5
 
 
 def test_others_may_dial_something_else() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import importlib.util
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -61,7 +62,7 @@ def test_a_config_without_scheduler_or_app_is_refused() -> None:
 
 
 def app() -> Any:
-    role = SimpleNamespace(name="trainers", num_replicas=2, image="an image", env={})
+    role = SimpleNamespace(name="trainers", num_replicas=2, image="an image", env={}, port_map={})
     return SimpleNamespace(metadata={}, roles=[role])
 
 
@@ -81,19 +82,15 @@ def test_other_texts_are_no_mesh(text: str) -> None:
 
 
 def test_an_app_knows_its_hosts() -> None:
-    mesh = MeshSpec("a", 2, hostnames=["h0", "h1"], state=AppState.RUNNING)
+    mesh = MeshSpec("a", 2, hostnames=["127.0.0.1", "h1"], state=AppState.RUNNING)
     server = ServerSpec("app", AppState.RUNNING, [mesh, MeshSpec("b", 1)], "slurm", "ns")
     assert server.server_handle == "slurm://ns/app"
     assert server.is_running
-    assert server.host0("a") == "h0"
-    assert mesh.server_addrs(port=1) == ["tcp://h0:1", "tcp://h1:1"]
-    with pytest.raises(ValueError, match="has no hosts for mesh 'b' yet"):
+    assert server.host0("a") == "127.0.0.1"
+    with pytest.raises(RuntimeError, match="slurm://ns/app does not have any hosts for 'b'"):
         server.host0("b")
     with pytest.raises(ValueError, match="app has no mesh 'c'; there are: a, b"):
         server.get_mesh_spec("c")
-    shown = server.to_json()
-    assert shown["state"] == "RUNNING"
-    assert shown["meshes"]["b"]["state"] == "UNSUBMITTED"
 
 
 def test_a_workspace_sets_variables_of_roles(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,14 +119,16 @@ def test_commands_are_functions(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     commands.context_create("one")
-    commands.context_create("two")
+    commands.context_use("two")
+    capsys.readouterr()
     commands.context_ls()
     assert capsys.readouterr().out == "  one\n* two\n"
     commands.context_rm("two")
     commands.context_use("one")
     assert contexts() == ["one"]
     with pytest.raises(ValueError, match="there is no context 'x'; there are: one"):
-        commands.context_use("x")
+        commands.context_rm("x")
+    capsys.readouterr()
     with pytest.raises(FileNotFoundError, match=r"No spec found at \.monarch/one/spec"):
         commands.exec_on_job(["true"], run_all=True)
     with pytest.raises(FileNotFoundError, match="No spec found"):
@@ -177,6 +176,35 @@ def test_an_app_on_this_machine(tmp_path: Path) -> None:
     command = [sys.executable, "-c", ON_TORCHX, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("states", "is_restarted", "submitted"),
+    [
+        (["RUNNING"], False, 0),
+        (["PENDING", "RUNNING"], False, 0),
+        ([None, "RUNNING"], False, 1),
+        (["SUCCEEDED", "RUNNING"], False, 1),
+        (["SUBMITTED", "FAILED", "RUNNING"], False, 1),
+        (["PENDING", "RUNNING"], True, 1),
+    ],
+)
+def test_the_running_app_is_found_or_else_submitted(
+    states: list[str | None], is_restarted: bool, submitted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs = [state and ServerSpec("app", AppState[state], [], "slurm") for state in states]
+    created: list[Any] = []
+    killed: list[str] = []
+    monkeypatch.setattr(commands, "info", lambda _handle: specs.pop(0))
+    monkeypatch.setattr(commands, "create", lambda *given: created.append(given) or "slurm://x/y")
+    monkeypatch.setattr(commands, "kill_and_confirm", killed.append)
+    config = Config("slurm", appdef=app())
+    pause = timedelta(0)
+    asked = commands.get_or_create("app", config, pause, force_restart=is_restarted)
+    assert asyncio.run(asked).is_running
+    assert specs == []
+    assert created == [(config, "app")] * submitted
+    assert killed == ["slurm://monarch/app"] * is_restarted
 
 
 def test_a_dry_run_cannot_be_waited_for() -> None:

@@ -40,7 +40,7 @@ def parse_worker_address(text: str, *, resolve: Resolver | None = None) -> Chann
         if check_proc_id is not None:
             check_proc_id(head)
         url = tail if names_proc else text
-        if "://" not in url:
+        if "://" not in url and "!" not in url:  # "tcp!host:4444" is of monarch.tools.mesh_spec
             raise ValueError("there is no `://` in it")
         return ChannelAddr.parse(url, resolve=resolve)
     except ValueError as error:
