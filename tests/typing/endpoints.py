@@ -31,6 +31,7 @@ from monarch.actor import (
     send,
     this_host,
 )
+from monarch.recipes import max_concurrency
 
 
 class Sync(Actor):
@@ -82,6 +83,11 @@ class Async(Actor):
 
     @concurrent_endpoint(instrument=False)
     async def wait_longer(self, seconds: float) -> bool:
+        return seconds > 0
+
+    @concurrent_endpoint
+    @max_concurrency(8)
+    async def wait_limited(self, seconds: float) -> bool:
         return seconds > 0
 
 
@@ -140,6 +146,7 @@ def arguments(mesh: Sync) -> None:
     mesh.add.broadcast("1")  # type: ignore[arg-type]
     mesh.reset.call(1)  # type: ignore[call-arg]
     mesh.name.call(1)  # type: ignore[arg-type]
+    mesh.add.call_one(mesh.add.call_one(1))  # type: ignore[arg-type]
 
 
 def endpoints_are_not_methods(mesh: Sync) -> None:
@@ -154,6 +161,8 @@ async def awaiting(mesh: Async) -> None:
     await mesh.pair.choose("a", 1)  # type: ignore[arg-type]
     assert_type(await mesh.wait.call_one(0.5), bool)
     assert_type(await mesh.wait_longer.call_one(0.5), bool)
+    assert_type(await mesh.wait_limited.call_one(0.5), bool)
+    mesh.wait_limited.call_one("1")  # type: ignore[arg-type]
     await mesh.wait.call_one("0.5")  # type: ignore[arg-type]
 
 
