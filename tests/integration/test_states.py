@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import pathlib
+import queue
 import re
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -139,6 +141,25 @@ def test_a_pipe_has_the_last_state_of_each_rank(
     assert run(program(f"configure({option})\n{THREE_STATES}")) == ("done\n", LAST)
 
 
+@pytest.mark.parametrize("captured", [False, True])
+def test_states_that_print_ends_with_a_carriage_return(
+    program: Callable[[str], list[str]], captured: bool
+) -> None:
+    source = f"""
+        configure(enable_log_forwarding={captured})
+        procs, bars = spawn(1)
+        for number in range(3):
+            bars.say.call_one(f"{{number}} %", end="\\r").get()
+        bars.say.call_one("").get()
+        bars.say.call_one("? ", end="").get()
+        bars.say.call_one("yes").get()
+        procs.stop().get()
+        """
+    for unbuffered in ("", "1"):
+        out, _ = run(program(source), PYTHONUNBUFFERED=unbuffered)
+        assert out == "[HOST gpu-0] [0] 2 %\n? yes\n"
+
+
 def test_a_line_with_states_comes_before_the_answer(program: Callable[[str], list[str]]) -> None:
     source = """
         procs, bars = spawn(1)
@@ -214,6 +235,40 @@ def test_states_of_other_hosts_become_lines(program: Callable[[str], list[str]])
             job.kill()
         """
     assert run(program(source))[1] == LAST
+
+
+def test_a_relay_sends_the_newest_states_and_few_of_many() -> None:
+    from monarch._output.relay import LogRelay
+
+    messages: queue.Queue[dict[str, Any]] = queue.Queue()
+    relay = LogRelay(messages.put, "", "test")
+    (out, write_out), (err, write_err) = os.pipe(), os.pipe()
+    options = {"ranked": True, "files": False, "file_limit": 0, "log_dir": "", "run": "run"}
+    options |= {"tail": 0, "follow": None, "streaming": True, "states": [1], "here": False}
+    relay.add(7, "gpu-3", 3, options, (out, err))
+    os.write(write_err, b"\rof a stream that is not shown")
+    for number in range(1000):
+        os.write(write_out, b"\rstate %d" % number)
+    seen = []
+    while not seen or seen[-1] != [7, "gpu-3", 3, 1, ["state 999"]]:
+        message = messages.get(timeout=WAIT)
+        assert message["size"] > 0
+        seen += message["states"]
+    assert len(seen) < 500
+    os.write(write_out, b"\rlast\nordinary\n")
+    while "lines" not in (found := messages.get(timeout=WAIT)):
+        pass
+    assert found["lines"] == ["last", "ordinary"]
+    os.close(write_out)
+    os.close(write_err)
+    done = threading.Event()
+    relay.finish(7, lambda tail: done.set())
+    assert done.wait(WAIT)
+    relay.end(WAIT)
+    left = [messages.get() for _ in range(messages.qsize())]
+    assert [message["states"] for message in left if "states" in message] == [
+        [[7, "gpu-3", 3, 1, []]]
+    ]
 
 
 # -- terminals -----------------------------------------------------------------------------------
