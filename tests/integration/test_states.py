@@ -280,6 +280,7 @@ class Watched(Terminal):
     def __init__(self, *command: str, rows: int = 14, columns: int = 60, **environ: str) -> None:
         self.screen = TerminalScreen(rows, columns)
         self.first = rows, columns
+        self.written, self.read = "", 0
         super().__init__(*command, **{"TERM": "xterm", "NO_COLOR": "", **environ})
 
     def resize(self, rows: int, columns: int) -> None:
@@ -306,7 +307,9 @@ class Watched(Terminal):
         """Read until a condition holds."""
         try:
             while not holds():
-                self.screen.write(self.expect("(?s).+")[0])
+                self.written += self.expect("(?s).+")[0]
+                self.screen.write(self.written[self.read :])
+                self.read = len(self.written)
         except AssertionError:
             raise AssertionError(f"not {what}, but {self.screen.text}") from None
 
@@ -454,5 +457,6 @@ def test_nothing_is_drawn_in_the_background(program: Callable[[str], list[str]])
     try:
         terminal.has("over")
         assert terminal.lines()[:2] == ["drawn", "[HOST gpu-0] [0] state"]
+        assert "\x1b" not in terminal.written
     finally:
         terminal.close()

@@ -165,6 +165,10 @@ def test_long_lines_and_states() -> None:
     screen.feed(b"\n\r" + long)
     assert list(map(len, screen.states())) == [LINE_LIMIT]
     screen = Screen()
+    screen.feed(b"\x1b[?25l")  # lines are kept while the cursor is hidden
+    assert joined(screen.feed(b"x\n" * 100)) == b"x\n" * (100 - MOST_LINES)
+    assert screen.states() == ["x"] * MOST_LINES
+    screen = Screen()
     blank = joined(screen.feed(b"\n" * 1000))
     assert blank + joined(screen.settle(at_once=True)) == b"\n" * 1000
 
