@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import io
+import threading
+from collections import Counter
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from monarch._output import proc_streams
 from monarch._output.footer import CLEAR, Footer, chosen, fit, plain, room
 from monarch._output.lines import LINE_LIMIT
 from monarch._output.screen import MOST_LINES, Screen, State
@@ -326,3 +330,69 @@ def test_a_footer_of_a_dead_script_is_cleared() -> None:
     screen.write(Footer().draw(["bar", "bar"], 20, 8))
     screen.write(CLEAR)
     assert (screen.text, screen.bottom, screen.column) == (["text", "$"], 7, 2)
+
+
+class Reporter:
+    """In the place of what sends states to the client."""
+
+    def __init__(self) -> None:
+        self.wakes = 0
+
+    def wake(self) -> None:
+        self.wakes += 1
+
+    def line(self, number: int, state: str) -> str:
+        return f"[{number}] {state}\n"
+
+
+def stream_to(path: Path, **options: Any) -> Any:
+    file = path.open("w", encoding="utf-8", **options)
+    return proc_streams._Stream(file, 1, Reporter())  # type: ignore[arg-type]
+
+
+def test_a_standard_stream_of_a_proc(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    stream = stream_to(path, buffering=1)
+    print("one", 1, file=stream)
+    print("tw", end="", file=stream)
+    assert path.read_text() == "one 1\n"
+    print("o\nthree\nfo", end="", file=stream)
+    assert path.read_text() == "one 1\ntwo\nthree\n"
+    stream.flush()
+    assert path.read_text() == "one 1\ntwo\nthree\nfo"
+    assert stream.reporter.wakes == 0
+    print("ur\n5 %", end="\r", file=stream)
+    assert stream.states() == ["5 %"]
+    assert stream.reporter.wakes > 0
+    stream.write("last\n")
+    print(file=stream)
+    stream.write("x" * 5000)
+    for _ in range(3000):
+        stream.write("y")
+    stream.finish()
+    stream.flush()
+    text = "one 1\ntwo\nthree\nfour\n[1] last\n\n" + "x" * 5000 + "y" * 3000 + "\n"
+    assert path.read_text() == text
+    stream.leave_to_child()
+    stream.write("\rraw")
+    stream.flush()
+    assert path.read_bytes() == text.encode() + b"\rraw"
+    stream.close()
+
+
+def test_threads_lose_nothing(tmp_path: Path) -> None:
+    stream = stream_to(tmp_path / "out")
+
+    def write(name: str) -> None:
+        for _ in range(2000):
+            stream.write(name)
+            stream.write(f"{name}\n")
+
+    threads = [threading.Thread(target=write, args=(name,)) for name in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    stream.close()
+    text = (tmp_path / "out").read_text()
+    assert Counter(text) == {"a": 4000, "b": 4000, "c": 4000, "d": 4000, "\n": 8000}

@@ -41,8 +41,9 @@ __all__ = ["finish", "install"]
 
 _REDRAW = 0.1  # seconds
 _REPORT = 1.0  # seconds, where states are not drawn
-_LONGEST = 4096  # characters of a line that wait for its end
+_PIECES = 1000  # of a line, that wait for its end
 _QUEUED = 1 << 16  # bytes that may wait for a client that reads nothing
+_write = io.TextIOWrapper.write
 _streams: list[_Stream] = []  # kept: a stream that is collected would close its descriptor
 
 
@@ -84,60 +85,69 @@ class _Stream(io.TextIOWrapper):
             line_buffering=stream.line_buffering,
             write_through=stream.write_through,
         )
+        self._replaced = stream  # which would close the descriptor if it was collected
         self.number = number
         self._lock = threading.RLock()  # a signal handler may print
         self._screen: Screen | None = None  # made when first needed
-        self._begun = ""  # of a line; a carriage return may still make it a state
+        self._begun: list[str] = []  # a line; a carriage return may still make it a state
+        self._is_idle = True  # the screen holds nothing
         self._calls: set[int] = set()  # at whose end lines are written
         self._is_plain = False  # this is a forked child
         self.reporter = reporter
 
     def write(self, text: str, /) -> int:
+        # The first lines are all that most calls need: `print` makes several for each line.
+        if self._is_idle and "\r" not in text and "\x1b" not in text:
+            if "\n" not in text:
+                if len(self._begun) < _PIECES:
+                    self._begun.append(text)  # without the lock: it is one step
+                    if self.write_through:
+                        self.reporter.wake()
+                    return len(text)
+            elif text != "\n" or self._begun:
+                with self._lock:
+                    end = text.rfind("\n") + 1
+                    _write(self, self._take() + text[:end])
+                    if end < len(text):
+                        self._begun.append(text[end:])
+                return len(text)
         if self._is_plain:
-            return super().write(text)
+            return _write(self, text)
         with self._lock:
-            screen = self._screen
-            if (
-                (screen is not None and not screen.is_idle)
-                or "\r" in text
-                or "\x1b" in text
-                or (text == "\n" and not self._begun)
-                or (self.write_through and not text.endswith("\n"))
-                or len(self._begun) > _LONGEST
-            ):
-                screen = self._feed(text)
-                if screen.is_waiting:
-                    self.reporter.wake()
-                    if "\n" in text:
-                        self._settle_at_call_end()
-            else:
-                end = text.rfind("\n") + 1
-                if end:
-                    super().write(self._begun + text[:end])
-                    self._begun = ""
-                self._begun += text[end:]
+            screen = self._feed(text)
+            if screen.is_waiting:
+                self.reporter.wake()
+                if "\n" in text:
+                    self._settle_at_call_end()
         return len(text)
 
     def flush(self) -> None:
-        if not self._is_plain:
+        if not self._is_plain and (self._begun or not self._is_idle):
             with self._lock:
-                if self._begun or (self._screen is not None and not self._screen.is_idle):
-                    self._emit(self._feed("").release())
+                screen = self._feed("")
+                self._emit(screen.release())
+                self._is_idle = screen.is_idle
         super().flush()
 
     def states(self) -> list[str]:
         """Return the newest states, and write the lines that have become final by themselves."""
         with self._lock:
-            if self._screen is None:
+            screen = self._screen
+            if self._begun and self.write_through:
+                screen = self._feed("")
+            if screen is None:
                 return []
             # If the file is closed, prints of the program say so.
             with contextlib.suppress(OSError, ValueError):
-                self._emit(self._screen.settle())
-            return self._screen.states()
+                self._emit(screen.settle())
+            self._is_idle = screen.is_idle
+            return screen.states()
 
     @property
     def is_waiting(self) -> bool:
         """Whether there may be other states soon, or lines that become final."""
+        if self._begun and self.write_through:
+            return True
         return self._screen is not None and self._screen.is_waiting
 
     def _settle_at_call_end(self) -> None:
@@ -149,7 +159,9 @@ class _Stream(io.TextIOWrapper):
         def settle(_error: BaseException | None) -> None:
             with self._lock:
                 self._calls.discard(id(call))
-                self._emit(self._feed("").settle(at_once=True))
+                screen = self._feed("")
+                self._emit(screen.settle(at_once=True))
+                self._is_idle = screen.is_idle
 
         if at_call_end(settle):
             self._calls.add(id(call))
@@ -159,10 +171,19 @@ class _Stream(io.TextIOWrapper):
         with self._lock:
             if self._begun or self._screen is not None:
                 self._emit(self._feed("").close())
+                self._is_idle = True
 
     def leave_to_child(self) -> None:
         """Write as a plain stream from now on: this is a forked child."""
         self._is_plain = True
+        self._is_idle = False
+
+    def _take(self) -> str:
+        """Take what has begun; other threads may add to it meanwhile."""
+        count = len(self._begun)
+        begun = "".join(self._begun[:count])
+        del self._begun[:count]
+        return begun
 
     def _feed(self, text: str) -> Screen:
         screen = self._screen
@@ -170,8 +191,8 @@ class _Stream(io.TextIOWrapper):
             from monarch._output.screen import Screen  # most procs have no states
 
             screen = self._screen = Screen()
-        begun, self._begun = self._begun, ""
-        self._emit(screen.feed((begun + text).encode("utf-8", "surrogatepass")))
+        self._emit(screen.feed((self._take() + text).encode("utf-8", "surrogatepass")))
+        self._is_idle = screen.is_idle
         return screen
 
     def _emit(self, pieces: list[bytes]) -> None:
@@ -185,7 +206,7 @@ class _Stream(io.TextIOWrapper):
             else piece.decode("utf-8", "surrogatepass")
             for piece in pieces
         ]
-        super().write("".join(texts))
+        _write(self, "".join(texts))
 
 
 class _Reporter:
