@@ -28,6 +28,7 @@ class Mutation(NamedTuple):
 
 DISPATCH = "_engine/runtime/actor/dispatch.py"
 CELL = "_engine/runtime/actor/cell.py"
+EXCEPTION = "_engine/wire/exception.py"
 PROC = "_engine/runtime/proc/proc.py"
 REPLY = "_engine/mesh/results/reply.py"
 FAULTS = "_engine/mesh/results/faults.py"
@@ -37,6 +38,7 @@ SUPERVISOR = "_restarts/supervisor.py"
 ADVERBS = "tests/integration/conformance/test_adverbs.py::"
 ENGINE = "tests/integration/engine/"
 DEATH = ENGINE + "test_ends.py::"
+EXCEPTIONS = ENGINE + "test_exceptions.py::"
 CIRCLE = ENGINE + "test_deadlocks.py::"
 UNOBSERVED = ENGINE + "test_unobserved.py::"
 SUPERVISED = ENGINE + "test_supervisor.py::"
@@ -108,6 +110,34 @@ MUTATIONS = (
                 DISPATCH,
                 "    survives = (ordinary or _is_cancellation(error)) and frame.port\n",
                 "    survives = False\n",
+            ),
+        ),
+    ),
+    Mutation(
+        (
+            "has the class of the original, its `args`, attributes and notes, its `__cause__` and "
+            "`__context__`"
+        ),
+        (EXCEPTIONS + "test_raised_by_an_endpoint[KeywordOnly]",),
+        (
+            Change(
+                EXCEPTION,
+                "        return _new_of(kind)(kind, *made_of)\n",
+                "        return kind(*made_of)\n",
+            ),
+        ),
+    ),
+    Mutation(
+        (
+            "has the class of the original, its `args`, attributes and notes, its `__cause__` and "
+            "`__context__`"
+        ),
+        (EXCEPTIONS + "test_as_a_cause_and_as_a_context[KeyError]",),
+        (
+            Change(
+                EXCEPTION,
+                "    return None if len(chain) == 1 else (",
+                "    return None if chain else (",
             ),
         ),
     ),

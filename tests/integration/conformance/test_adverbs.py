@@ -698,11 +698,25 @@ class Unpicklable(Exception):
         super().__init__(text)
         self.lock = threading.Lock()
 
+    def __reduce__(self):
+        return Unpicklable, (*self.args, self.lock)
+
+
+class PartlyUnpicklable(Exception):
+    def __init__(self, text, *, code):
+        super().__init__(text)
+        self.code = code
+        self.lock = threading.Lock()
+
 
 class RaisesUnpicklable(Actor):
     @endpoint
     def fail(self):
         raise Unpicklable("holds a lock")
+
+    @endpoint
+    def fail_partly(self):
+        raise PartlyUnpicklable("holds a lock", code=3) from OSError(2, "gone")
 
     @endpoint
     def ok(self):
@@ -718,6 +732,19 @@ def test_an_exception_that_cannot_be_pickled_is_still_an_actor_error(single):
     assert "Unpicklable: holds a lock (the exception could not be pickled: " in said
     assert "_thread.lock" in said
     assert mesh.ok.call_one().get() == "ok"
+
+
+@pytest.mark.ours("on the reference the actor dies of the exception it cannot pickle")
+def test_an_exception_keeps_its_class_without_what_cannot_be_pickled(single):
+    mesh = single.spawn("raises", RaisesUnpicklable)
+    with pytest.raises(ActorError, match="holds a lock") as caught:
+        mesh.fail_partly.call_one().get()
+    error = caught.value.exception
+    assert type(error) is PartlyUnpicklable
+    assert (str(error), error.code) == ("holds a lock", 3)
+    assert repr(error.__cause__) == "FileNotFoundError(2, 'gone')"
+    assert not hasattr(error, "lock")
+    assert "lock (a lock: cannot pickle '_thread.lock' object)" in error.__notes__[0]
 
 
 def test_an_exception_that_cannot_be_pickled_never_hangs_the_caller(fresh):
@@ -793,7 +820,15 @@ def test_chained_exceptions_keep_their_text(single):
     assert "KeyError: 'first'" in text
     assert "direct cause" in text
     assert "RuntimeError: second" in text
-    assert caught.value.exception.__cause__ is None
+
+
+@pytest.mark.ours("on the reference `__cause__` is None")
+def test_chained_exceptions_keep_their_cause(single):
+    middle = single.spawn("middle", Middle)
+    with pytest.raises(ActorError) as caught:
+        middle.chain.call_one().get()
+    assert repr(caught.value.exception) == "RuntimeError('second')"
+    assert repr(caught.value.exception.__cause__) == "KeyError('first')"
 
 
 def test_an_actor_error_survives_pickling(single):

@@ -10,6 +10,10 @@ Buffers (numpy arrays, `PickleBuffer`, tensors and storages by the table of redu
 as they are, without a copy. A payload is a list of chunks and a list of buffers. The transport puts
 them into a shared segment or on a socket, or copies them.
 
+Exceptions keep their class, their causes and contexts (`exception`). If an object cannot be
+pickled, and there are exceptions in it, it is tried once more, without those parts of the
+exceptions that cannot be.
+
 A class that travels by value is made once per process: instances that come back to the process
 where it was defined are of that very class, and it stays as it is there. The state that comes back
 with them is a copy, and its functions have copied globals.
@@ -106,14 +110,41 @@ def travels_by_name(obj: Any) -> bool:
     return not any(module_name == name or module_name.startswith(name + ".") for name in by_value)
 
 
-class _Pickler(pickle.Pickler):
+class _ExceptionOptions:
+    """How a pickler pickles exceptions; see `exception`."""
+
+    chained = True
+    """Whether their causes and contexts are sent."""
+    leaves_out = False
+    """Whether parts that cannot be pickled are left out."""
+    most = _UNLIMITED
+    """The number of bytes that the pickle may have, for the search for such parts."""
+    has_exceptions = False
+    """Whether there was an exception in what was pickled."""
+
+    @staticmethod
+    def picklers() -> tuple[Any, Any]:
+        """Return the class of a pickler, and of one that pickles classes by value."""
+        return _Pickler, by_value_pickler()
+
+
+class _Pickler(_ExceptionOptions, pickle.Pickler):
     def reducer_override(self, obj: object) -> Any:
         if isinstance(obj, _function_types):
             if travels_by_name(obj):
                 return NotImplemented
             raise _ByValue
-        reducer = reducer_of(type(obj))
-        return NotImplemented if reducer is None else reducer(obj)
+        kind = type(obj)
+        reducer = reducer_of(kind)
+        if reducer is not None:
+            return reducer(obj)
+        return _reduce_exception(obj, self) if issubclass(kind, BaseException) else NotImplemented
+
+
+def _reduce_exception(error: Any, pickler: Any) -> Any:
+    from monarch._engine.wire.exception import reduce_exception  # cold
+
+    return reduce_exception(error, pickler)
 
 
 def _reduce_file(file: io.TextIOWrapper) -> Any:
@@ -278,7 +309,17 @@ def encode(obj: Any, threshold: int, limit: int = _UNLIMITED) -> Payload:
     except Exception:  # by value, or plain pickle refused: cloudpickle decides, with its own error
         buffers.clear()
         chunks = _Chunks()
-        by_value_pickler()(chunks, 5, buffer_callback=keep).dump(obj)
+        pickler = by_value_pickler()(chunks, 5, buffer_callback=keep)
+        try:
+            pickler.dump(obj)
+        except Exception:
+            if not pickler.has_exceptions:
+                raise
+            buffers.clear()
+            chunks = _Chunks()
+            pickler = by_value_pickler()(chunks, 5, buffer_callback=keep)
+            pickler.leaves_out = True
+            pickler.dump(obj)
     return Payload(chunks, buffers, threshold, limit)
 
 
@@ -334,7 +375,7 @@ def by_value_pickler() -> Any:
 
         tables: Any = cloudpickle.Pickler.dispatch_table  # a ChainMap; one map is copyreg's
 
-        class ByValuePickler(cloudpickle.Pickler):
+        class ByValuePickler(_ExceptionOptions, cloudpickle.Pickler):
             def __init__(self, file: io.IOBase, protocol: int, buffer_callback: Any) -> None:
                 # The reducers of the base class, in a dict: the pickler, which takes the table when
                 # it is made, looks into it for each object.
@@ -351,6 +392,8 @@ def by_value_pickler() -> Any:
                     return reducer(obj)
                 if isinstance(obj, _function_types) and travels_by_name(obj):
                     return NotImplemented
+                if issubclass(type(obj), BaseException):
+                    return _reduce_exception(obj, self)
                 reduced = super().reducer_override(obj)
                 # Python 3.10 counts `dict[str, int]` among the types; it is pickled as an object.
                 if reduced is NotImplemented:
