@@ -117,7 +117,7 @@ def allow_get() -> None:
     """Do not warn of `Future.get` in cells, which run on an event loop."""
     warnings.filterwarnings(
         "ignore",
-        r"Future\.get\(\) was called from within an active event loop",
+        r"[\w.]+\(\) was called from within an active event loop",
         UserWarning,
         "__main__",
     )

@@ -35,7 +35,8 @@ def setup_torch_elastic_env(
         master_port: the port of the rendezvous.
         use_ipaddr: the kind of IP address to use instead of the host's name.
 
-    Blocks until the variables are set. May be called again: each call makes a new rendezvous.
+    Blocks until the variables are set. May be called again: each call makes a new rendezvous. In a
+    coroutine, await `setup_torch_elastic_env_async` instead; this function warns of it there.
     Raises AssertionError for an address without a port, or a port without an address; the errors of
     a call if a process is lost.
     """

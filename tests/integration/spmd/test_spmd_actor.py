@@ -87,6 +87,23 @@ def test_a_given_address_is_used_as_it_is(procs: Any) -> None:
     ranks.stop().get(timeout=WAIT)
 
 
+async def _set_up_by_blocking(procs: Any) -> None:
+    setup_torch_elastic_env(procs, "localhost", 12345)
+
+
+def test_in_a_coroutine_it_names_its_awaitable_form(procs: Any) -> None:
+    import asyncio
+
+    with pytest.warns(UserWarning, match="event loop") as caught:
+        asyncio.run(_set_up_by_blocking(procs))
+    text = (
+        "setup_torch_elastic_env() was called from within an active event loop. It blocks the loop "
+        "and every task on it; use `await setup_torch_elastic_env_async(...)` instead."
+    )
+    assert {str(warning.message) for warning in caught} == {text}
+    assert {warning.filename for warning in caught} == {__file__}
+
+
 @pytest.mark.parametrize("given", [{"master_addr": "a"}, {"master_port": 1}])
 def test_half_an_address_is_refused(procs: Any, given: dict[str, Any]) -> None:
     with pytest.raises(AssertionError, match="give both"):

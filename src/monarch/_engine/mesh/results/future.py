@@ -540,13 +540,25 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def _warn_blocking() -> None:
-    """Warn once per line of the program that blocks, unless it filters warnings otherwise."""
+    """Warn once per line of the program that blocks, unless it filters warnings otherwise.
+
+    The line may call another function of this package, which calls `get`. If that function has an
+    awaitable form, ``<its name>_async`` beside it, the warning names both.
+    """
+    level = user_stacklevel()
+    called = sys._getframe(max(0, level - 2))
+    name = called.f_code.co_name
+    has_other = f"{name}_async" in called.f_globals
+    what, instead = (f"{name}()", f"await {name}_async(...)") if has_other else _GET
     warnings.warn(
-        "Future.get() was called from within an active event loop. It blocks the loop and every "
-        f"task on it; use `await` instead.{see_page('blocking-wait')}",
+        f"{what} was called from within an active event loop. It blocks the loop and every "
+        f"task on it; use `{instead}` instead.{see_page('blocking-wait')}",
         UserWarning,
-        stacklevel=user_stacklevel(),
+        stacklevel=level,
     )
+
+
+_GET = ("Future.get()", "await")
 
 
 class _Callback:
