@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from monarch._engine.mesh.results.progress import progress
     from monarch._engine.mesh.results.reply import Arrivals, PartialReplies, Replies, Reply
     from monarch._engine.mesh.results.service import Refused, Request, Unreachable, ask, serve, tell
+    from monarch._engine.mesh.results.unobserved import settle_unobserved, take_unobserved
     from monarch._engine.mesh.script.attach import (
         addresses_of,
         attach_hosts,
@@ -367,6 +368,7 @@ __all__ = [
     "settings",
     "settings_of",
     "settle_failures",
+    "settle_unobserved",
     "settled",
     "spawn_actors",
     "spawn_watched",
@@ -379,6 +381,7 @@ __all__ = [
     "succeed",
     "successor_of",
     "take_settings",
+    "take_unobserved",
     "tell",
     "then",
     "threads",
@@ -421,6 +424,7 @@ _NAMES = {
     "_engine.mesh.results.progress": "progress",
     "_engine.mesh.results.reply": "Arrivals PartialReplies Replies Reply",
     "_engine.mesh.results.service": "Refused Request Unreachable ask serve tell",
+    "_engine.mesh.results.unobserved": "settle_unobserved take_unobserved",
     "_engine.mesh.script.attach": (
         "addresses_of attach_hosts gateway gateways greet_worker serve_host"
     ),

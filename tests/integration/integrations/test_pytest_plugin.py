@@ -89,6 +89,115 @@ def test_meshes_of_a_test_and_what_it_leaves_behind(pytester: pytest.Pytester) -
     assert len(re.findall(r"^ERROR test_it.py", result.stdout.str(), re.MULTILINE)) == 2
 
 
+OVERLOOKED = (
+    ACTORS
+    + """
+import asyncio
+from monarch.actor import ActorError
+from monarch.config import configure
+
+class Raises(Actor):
+    @endpoint
+    def bad(self, text="odd"): raise ValueError(text)
+
+@pytest.fixture(scope="module")
+def of_the_module():
+    procs = this_host().spawn_procs(name="of-the-module")
+    yield procs.spawn("older", Raises)
+    procs.stop().get(timeout=60)
+
+def test_drops(proc_mesh):
+    proc_mesh.spawn("dropped", Raises).bad.call()
+
+def test_drops_later(proc_mesh):
+    future = proc_mesh.spawn("later", Raises).bad.call("later")
+    while not future.done():
+        time.sleep(0.01)
+
+def test_drops_a_circle(proc_mesh):
+    kept = [proc_mesh.spawn("circle", Raises).bad.call("in a circle")]
+    kept.append(kept)
+
+@pytest.mark.monarch_procs(None)
+def test_drops_of_a_stream(proc_mesh):
+    raises = proc_mesh.spawn("streams", Raises)
+    for future in raises.bad.stream("streamed"):
+        pass
+
+@pytest.mark.monarch_procs(None)
+def test_drops_on_older_processes(of_the_module):
+    future = of_the_module.bad.call_one("older")
+    while not future.done():
+        time.sleep(0.01)
+
+@pytest.mark.monarch_simulate()
+def test_drops_in_a_simulation(proc_mesh):
+    proc_mesh.spawn("simulated", Raises).bad.call("virtual")
+
+def test_looks(proc_mesh):
+    raises = proc_mesh.spawn("looks", Raises)
+    with pytest.raises(ActorError):
+        raises.bad.call().get(timeout=60)
+    assert raises.bad.call().exception(timeout=60) is not None
+    for future in raises.bad.stream():
+        assert future.exception(timeout=60) is not None
+
+    async def main():
+        with pytest.raises(ActorError):
+            await raises.bad.call()
+
+    asyncio.run(main())
+
+def test_fails_itself(proc_mesh):
+    future = proc_mesh.spawn("fails", Raises).bad.call("of a test that fails")
+    while not future.done():
+        time.sleep(0.01)
+    assert False, "itself"
+
+@pytest.mark.monarch_simulate()
+def test_looks_in_a_simulation(proc_mesh):
+    with pytest.raises(ActorError):
+        proc_mesh.spawn("looks", Raises).bad.call().get()
+
+def test_is_green(proc_mesh):
+    assert proc_mesh.spawn("w", Worker).add.call(1).get(timeout=60).values() == [2, 2]
+
+def test_turns_it_off(proc_mesh):
+    configure(report_unobserved_errors=False)
+    proc_mesh.spawn("off", Raises).bad.call()
+
+def test_turns_it_on_again():
+    configure(report_unobserved_errors=True)
+"""
+)
+
+
+def test_an_error_that_no_one_looks_at_fails_its_test(pytester: pytest.Pytester) -> None:
+    pytester.makeini("[pytest]\nmonarch_check_every_test = true")
+    result = runs(pytester, OVERLOOKED)
+    result.assert_outcomes(passed=10, failed=2, errors=5)
+    text = result.stdout.str()
+    found = re.findall(r"^ERROR test_it.py::test_drops(\w*) ", text, re.MULTILINE)
+    assert sorted(found) == ["", "_a_circle", "_later", "_of_a_stream", "_on_older_processes"]
+    found = re.findall(r"^FAILED test_it.py::test_(\w+)", text, re.MULTILINE)
+    assert sorted(found) == ["drops_in_a_simulation", "fails_itself"]
+    result.stdout.fnmatch_lines_random(
+        [
+            "An error of a call in test_it.py::test_drops was not looked at:",
+            "  dropped.bad() failed: ValueError: odd (rank ?, pid * on *)",
+            "  later.bad() failed: ValueError: later (rank *",
+            "  circle.bad() failed: ValueError: in a circle (rank *",
+            "  streams.bad() failed: ValueError: streamed (rank *",
+            "  older.bad() failed: ValueError: older (rank 0, *) (an earlier test may have made *",
+            "An error of a call in test_it.py::test_drops_in_a_simulation was not looked at:",
+            "  simulated.bad() failed: ValueError: virtual (rank *",
+            "get() or await what a call returns; if the test expects the error, in pytest.raises.",
+        ]
+    )
+    assert "of a test that fails (rank" not in text
+    result.stderr.fnmatch_lines(["monarch: fails.bad() failed and its result was never retrieved*"])
+
+
 LATE = (
     ACTORS
     + """

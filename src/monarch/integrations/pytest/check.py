@@ -17,10 +17,11 @@ from monarch.integrations.pytest.resources import GRACE, Resources, leaks
 if TYPE_CHECKING:
     from monarch.actor import HostMesh, ProcMesh
 
-__all__ = ["checked", "fail_late", "procs_of", "stopping"]
+__all__ = ["checked", "fail_late", "not_looked_at", "procs_of", "stopping"]
 
 _MOST_REPORTS = 3
 _REMEDY = "A test that expects a failure catches the error of a call, or uses mesh_failures."
+_LOOK = "get() or await what a call returns; if the test expects the error, in pytest.raises."
 
 
 def checked(test: str, earlier: list[MeshFailures]) -> Iterator[MeshFailures]:
@@ -31,6 +32,7 @@ def checked(test: str, earlier: list[MeshFailures]) -> Iterator[MeshFailures]:
     failures = MeshFailures(test)
     earlier.append(failures)
     with installed(failures, stays=True):
+        _spi.take_unobserved(failures.overlook)
         meshes = _spi.get_active_proc_meshes()
         _await_processes(meshes)
         before = Resources.now()
@@ -38,11 +40,19 @@ def checked(test: str, earlier: list[MeshFailures]) -> Iterator[MeshFailures]:
         left = [_stop(mesh) for mesh in _spi.get_active_proc_meshes() if mesh not in meshes]
         left += leaks(before, in_process=False)
         _spi.settle_failures(GRACE)
+        _spi.settle_unobserved(GRACE)
     texts = [f"{test} left behind:\n{_indented(left)}"] if left else []
     if reports := _reports(failures):
         texts.append(f"A failure in {test} was not handled:\n{_indented(reports)}\n{_REMEDY}")
+    if overlooked := _first(failures.overlooked({mesh._base for mesh in meshes})):
+        texts.append(not_looked_at(f"An error of a call in {test}", overlooked))
     if texts:
         pytest.fail("\n".join(texts), pytrace=False)
+
+
+def not_looked_at(what: str, reports: list[str]) -> str:
+    """Return the text about errors of calls whose futures were dropped."""
+    return f"{what} was not looked at:\n{_indented(reports)}\n{_LOOK}"
 
 
 def _await_processes(meshes: list[ProcMesh]) -> None:
@@ -56,22 +66,32 @@ def _await_processes(meshes: list[ProcMesh]) -> None:
 
 
 def fail_late(earlier: list[MeshFailures]) -> None:
-    """Fail if a test caused a failure that came after its end."""
+    """Fail if a test caused a failure, or an error of a call, that came after its end."""
+    _spi.take_unobserved(None)
+    _spi.settle_unobserved(GRACE)
     texts = [
         f"A failure that arrived after the end of {failures.test} was not handled:\n"
         f"{_indented(reports)}"
         for failures in earlier
         if (reports := _reports(failures))
     ]
+    texts += [
+        not_looked_at(f"An error that arrived after the end of {failures.test}", reports)
+        for failures in earlier
+        if (reports := _first(failures.overlooked()))
+    ]
     if texts:
         pytest.fail("\n".join(texts), pytrace=False)
 
 
 def _reports(failures: MeshFailures) -> list[str]:
-    found = failures.unhandled()
-    if more := len(found[_MOST_REPORTS:]):
-        found[_MOST_REPORTS:] = [f"and {more} more failures"]
-    return found
+    return _first(failures.unhandled())
+
+
+def _first(reports: list[str]) -> list[str]:
+    if more := len(reports[_MOST_REPORTS:]):
+        reports[_MOST_REPORTS:] = [f"and {more} more"]
+    return reports
 
 
 def _indented(texts: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""The failures of meshes that nothing handles during a test.
+"""The failures of meshes that nothing handles during a test, and errors of calls that it overlooks.
 
 The default hook would interrupt the run of pytest. While a test is checked, a `MeshFailures` is the
 hook. It takes the place of the default one for good: a failure of a test's last moments may be
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator
 from typing import Any, TypeAlias
 
 import monarch.actor
@@ -21,6 +21,7 @@ __all__ = ["MeshFailures", "installed"]
 
 _default_hook = monarch.actor.unhandled_fault_hook
 Hook: TypeAlias = "Callable[[MeshFailure], None]"
+_OLDER = " (an earlier test may have made the call: the processes are not of this test)"
 
 
 class MeshFailures:
@@ -38,6 +39,7 @@ class MeshFailures:
         self._found: list[MeshFailure] = []
         self._read = 0
         self._more: _spi.Promise[None] = _spi.Promise.pending()
+        self._overlooked: dict[tuple[int, str], None] = {}
 
     def __call__(self, failure: MeshFailure) -> None:
         """Add a failure."""
@@ -62,6 +64,20 @@ class MeshFailures:
                 more.get(max(0.0, until - time.monotonic()))
             except TimeoutError:
                 raise TimeoutError(f"no failure has reached {self.test} in {timeout:g} s") from None
+
+    def overlook(self, actors: _spi.ActorMesh, report: str) -> None:
+        """Add the report of an error whose future was dropped, of a call of these actors."""
+        with self._lock:
+            self._overlooked[actors._proc_mesh._base, report] = None
+
+    def overlooked(self, older: Collection[int] = ()) -> list[str]:
+        """Return the reports of the errors of calls that the test did not look at, each once.
+
+        `older` identifies the meshes of processes that earlier tests may have used.
+        """
+        with self._lock:
+            found, self._overlooked = self._overlooked, {}
+        return [f"{text}{_OLDER if mesh in older else ''}" for mesh, text in found]
 
     def unhandled(self) -> list[str]:
         """Return the reports of the failures that no call of the test raised, each once."""

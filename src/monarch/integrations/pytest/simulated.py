@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 import pytest
 
 import monarch.actor
-from monarch.integrations.pytest.check import procs_of, stopping
+from monarch import _spi
+from monarch.integrations.pytest.check import not_looked_at, procs_of, stopping
 from monarch.integrations.pytest.failures import MeshFailures, installed
+from monarch.integrations.pytest.resources import GRACE
 from monarch.testing import ExplorationError, Fault, FaultPlan, Rates, explore, replay, simulate
 
 if TYPE_CHECKING:
@@ -116,7 +118,7 @@ class _Runs:
         """Run the test, in the simulation."""
         __tracebackhide__ = True
         item = self._item
-        with contextlib.ExitStack() as stack:
+        with _looked_at(item), contextlib.ExitStack() as stack:
             values = {
                 name: value.make(hosts, item, stack) if isinstance(value, Later) else value
                 for name, value in item.funcargs.items()
@@ -139,6 +141,23 @@ class _Runs:
 
     def _note(self, text: str) -> None:
         self._item.add_report_section("call", "monarch", text)
+
+
+@contextlib.contextmanager
+def _looked_at(item: pytest.Function) -> Generator[None, None, None]:
+    """Fail a test that did not look at an error of a call."""
+    __tracebackhide__ = True
+    failures = MeshFailures(item.nodeid)
+    before = _spi.take_unobserved(failures.overlook)
+    try:
+        yield
+        _spi.settle_unobserved(GRACE)
+    finally:
+        _spi.take_unobserved(before)
+    if overlooked := failures.overlooked():
+        pytest.fail(
+            not_looked_at(f"An error of a call in {item.nodeid}", overlooked), pytrace=False
+        )
 
 
 def _function(item: pytest.Function) -> Any:

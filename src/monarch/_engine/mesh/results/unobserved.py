@@ -11,15 +11,20 @@ Failures of actors are not reported here: they go to the owners of the actors.
 A wrapper may be finalised in any thread, at any moment. So the finaliser only puts the error into a
 queue; another thread decodes and prints it. The same error of the same endpoint is printed once,
 and counted after that.
+
+A test may take the reports instead (`take_unobserved`). An error belongs to the taker at the moment
+when it arrived, whenever its future is collected: a test that fails keeps its futures in the
+traceback, and these must not fail the next test.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from monarch._engine.base.error_page import see_page
 from monarch._engine.base.errors import ActorError, headline
@@ -30,7 +35,15 @@ from monarch._engine.runtime.io import environment as environments
 if TYPE_CHECKING:
     from monarch._engine.mesh.call.endpoint import ActorEndpoint
 
-__all__ = ["Unobserved", "leave_unobserved_to_exit", "report_unobserved"]
+__all__ = [
+    "Unobserved",
+    "leave_unobserved_to_exit",
+    "report_unobserved",
+    "settle_unobserved",
+    "take_unobserved",
+]
+
+Taker: TypeAlias = Callable[[Any, str], object]
 
 _KINDS = 1000  # different errors that are remembered
 
@@ -39,6 +52,8 @@ _collected: deque[_Lost] = deque()
 _shown: dict[tuple[str, str], int] = {}  # endpoint and error -> how often it was not printed
 _busy = False  # whether a thread works on `_collected`
 _ending = False  # whether the program exits
+_reporting = threading.Lock()  # held by a thread that reports, but not at the exit
+_taker: Taker | None = None  # gets the reports instead of stderr
 
 
 class Unobserved:
@@ -70,13 +85,14 @@ class Unobserved:
 class _Lost:
     """The content of an `Unobserved`: what is needed to rebuild and report the error."""
 
-    __slots__ = ("endpoint", "rebuild")
+    __slots__ = ("endpoint", "rebuild", "taker")
 
     def __init__(
         self, endpoint: ActorEndpoint[Any, Any], rebuild: Callable[[], BaseException]
     ) -> None:
         self.endpoint = endpoint
         self.rebuild = rebuild
+        self.taker = _taker
 
     def report(self) -> None:
         if not settings.report_unobserved_errors:
@@ -93,6 +109,9 @@ class _Lost:
             where = f" (rank {error.rank}, pid {error.pid} on {error.host})" if error.host else ""
             error = error.exception
         text = headline(error)
+        if self.taker is not None:
+            self.taker(self.endpoint.mesh, f"{name} failed: {text}{where}")
+            return
         count = _shown.get((name, text))
         if count is not None:
             _shown[name, text] = count + 1
@@ -120,6 +139,33 @@ def report_unobserved(*, ending: bool = False) -> None:
         _tell_counts()
 
 
+def take_unobserved(taker: Taker | None) -> Taker | None:
+    """Have `taker(actors, report)` called instead of printing; return the taker before.
+
+    That is for errors that arrive from now on; it may be called on any thread. None: print them.
+    `actors` is the `ActorMesh` that was called.
+    """
+    global _taker
+    before, _taker = _taker, taker
+    return before
+
+
+def settle_unobserved(patience: float) -> None:
+    """Report the errors in the queue, and wait for a thread that does so, at most `patience` s.
+
+    Errors that have arrived and whose futures exist are no longer reported to the taker.
+    """
+    if _reporting.acquire(timeout=patience):
+        try:
+            report_unobserved()
+        finally:
+            _reporting.release()
+    for error in list(_arrived):
+        lost = error._lost
+        if lost is not None:
+            lost.taker = None
+
+
 def leave_unobserved_to_exit() -> None:
     """Start no further threads for reports; the program's exit reports the remaining errors."""
     global _ending
@@ -137,7 +183,8 @@ def _start() -> None:
 def _run() -> None:
     global _busy
     try:
-        report_unobserved()
+        with _reporting:
+            report_unobserved()
     finally:
         _busy = False
     proc = current_proc()
