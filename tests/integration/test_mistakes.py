@@ -27,7 +27,13 @@ GOES_ON = {"A result that nothing looks at", "A blocking wait on an event loop"}
 """Mistakes that a script survives: it reports them, and exits with 0."""
 
 ERROR_PAGES = "https://docs.example.org/errors/"
-WITHOUT_LINK = {"child-ended", "index-out-of-range", "no-such-dimension", "no-such-setting"}
+WITHOUT_LINK = {
+    "child-ended",
+    "index-out-of-range",
+    "no-such-dimension",
+    "no-such-setting",
+    "script-global",
+}
 """Pages of errors of Python itself, or of shapes and settings, which know of no pages."""
 
 

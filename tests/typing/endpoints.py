@@ -152,6 +152,11 @@ def arguments(mesh: Sync) -> None:
 def endpoints_are_not_methods(mesh: Sync) -> None:
     mesh.add(1)  # type: ignore[operator]
     mesh.nothing.call()  # type: ignore[attr-defined]
+    mesh.add.remote(1)  # type: ignore[attr-defined]
+    mesh[0]  # type: ignore[index]
+    mesh.add.call(1).values()  # type: ignore[attr-defined]
+    mesh.add.call(1)[0]  # type: ignore[index]
+    this_host().spawn_procs(gpus=2)  # type: ignore[arg-type]
 
 
 async def awaiting(mesh: Async) -> None:

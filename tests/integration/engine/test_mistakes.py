@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import importlib
 import pickle
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,19 @@ MISTAKES: list[tuple[Callable[[Any, Any, Any], Any], type[Exception], str]] = [
         ),
     ),
     (
+        lambda a, one, procs: a.forward.remote(1),
+        AttributeError,
+        (
+            "'ActorEndpoint' object has no attribute 'remote': write a.forward.call(...), or "
+            "call_one(...)"
+        ),
+    ),
+    (
+        lambda a, one, procs: one.forward.options(timeout=1).remote(1),
+        AttributeError,
+        "'ActorEndpoint' object has no attribute 'remote': write a.forward.call_one(...)",
+    ),
+    (
         lambda a, one, procs: a.forward.call_one(1),
         ValueError,
         (
@@ -201,6 +215,35 @@ MISTAKES: list[tuple[Callable[[Any, Any, Any], Any], type[Exception], str]] = [
             "'a' must subclass monarch.service.Actor to spawn it. The name comes first: "
             "spawn('name', Class, ...)."
         ),
+    ),
+    (
+        lambda a, one, procs: procs.spawn(A, 100),
+        ValueError,
+        (
+            "100 must subclass monarch.service.Actor to spawn it. The name comes first: "
+            "spawn('name', Class, ...)."
+        ),
+    ),
+    (
+        lambda a, one, procs: procs.spawn("a", A(100)),
+        ValueError,
+        (
+            "spawn takes a class of actors and the arguments of its constructor, not an object of "
+            "A, since each actor is constructed in its own process: spawn('name', A, ...)"
+        ),
+    ),
+    (
+        lambda a, one, procs: this_host().spawn_procs(gpus=4, more=2),
+        TypeError,
+        (
+            "HostMesh.spawn_procs() got an unexpected keyword argument 'gpus': the sizes of "
+            "dimensions go into a dict, spawn_procs({'gpus': 4, 'more': 2})"
+        ),
+    ),
+    (
+        lambda a, one, procs: this_host().spawn_procs(nmae="x"),
+        TypeError,
+        "HostMesh.spawn_procs() got an unexpected keyword argument 'nmae'",
     ),
     (
         lambda a, one, procs: Supervisor().spawn("x", procs, A),
@@ -253,7 +296,26 @@ MISTAKES: list[tuple[Callable[[Any, Any, Any], Any], type[Exception], str]] = [
     (
         lambda a, one, procs: a.forward.call(1).values(),
         AttributeError,
-        "'Future' object has no attribute 'values'",
+        # the text ended here, with Python's own words, and named no remedy
+        "'Future' object has no attribute 'values': get() its result first, or await it",
+    ),
+    (
+        lambda a, one, procs: [value for _, value in a.forward.call(1)],
+        TypeError,
+        "a Future cannot be indexed or iterated over: get() its result first, or await it",
+    ),
+    (
+        lambda a, one, procs: a.forward.call(1)[0],
+        TypeError,
+        "a Future cannot be indexed or iterated over: get() its result first, or await it",
+    ),
+    (
+        lambda a, one, procs: a.forward.call(1).get()[0],
+        TypeError,
+        (
+            "'ValueMesh' object is not subscriptable: use values()[0] for the value of a rank, or "
+            "item(gpus=...)"
+        ),
     ),
     (
         lambda a, one, procs: one.forward.call_one(1).get(timeout="3"),
@@ -344,6 +406,43 @@ def test_futures_are_called_by_their_name(one: Any) -> None:
     assert type(one.forward.call_one(1)).__qualname__ == Future.__qualname__
     with pytest.raises(TypeError, match="of type 'Future' has"):
         len(one.forward.call_one(1))
+
+
+def test_names_with_advice_are_no_attributes(a: Any, one: Any, procs: Any) -> None:
+    """What asks an object for its attributes, or copies it, finds none of them."""
+    future = one.forward.call_one(1)
+    public = {name for name in dir(ValueMesh) if not name.startswith("_")}
+    missing = {name for name in public if not hasattr(Future, name)}
+    assert missing == public - {"get"}
+    for name in missing:
+        assert not hasattr(future, name)
+        assert getattr(future, name, 7) == 7
+    assert not hasattr(one.forward, "remote")
+    values = a.forward.call(1).get()
+    assert len([*values]) == 2
+    assert pickle.loads(pickle.dumps(values)).values() == values.values()
+
+
+def test_a_mesh_has_no_index(a: Any, one: Any, procs: Any) -> None:
+    select = "object is not subscriptable: select by dimension, with slice"
+    for mesh, text in (
+        (a, f"'ActorMesh' {select}(gpus=...)"),
+        (one, "'ActorMesh' object is not subscriptable: it has one element"),
+        (procs.split(gpus=("x", "y"), y=1), f"'ProcMesh' {select}(x=..., y=...)"),
+        (this_host(), "'HostMesh' object is not subscriptable: it has one element"),
+    ):
+        with pytest.raises(TypeError) as caught:
+            mesh[0]
+        assert traceback.format_exception_only(caught.value) == [f"TypeError: {text}\n"]
+        assert repr(pickle.loads(pickle.dumps(caught.value))) == f"TypeError({text!r})"
+        with pytest.raises(TypeError, match="not subscriptable"):
+            list(mesh)
+        assert not hasattr(mesh, "__getitem__")
+        assert not hasattr(type(mesh), "__getitem__")
+        assert not isinstance(mesh, (Container, Iterable, Sequence))
+        assert copy.copy(mesh) is not None
+    numpy = pytest.importorskip("numpy")
+    assert numpy.array([a, procs], dtype=object).shape == (2,)
 
 
 def test_meshes_of_one_name_are_told_apart(a: Any, procs: Any) -> None:

@@ -636,6 +636,16 @@ class ActorEndpoint(Generic[P, R_co]):
             f"{self._call}.{adverb}(...){see_page('endpoint-as-function')}"
         )
 
+    if not TYPE_CHECKING:  # for type checkers it is not there
+
+        @property
+        def remote(self) -> NoReturn:
+            adverbs = "call_one(...)" if len(self.mesh) == 1 else "call(...), or call_one(...)"
+            raise AttributeError(
+                f"'ActorEndpoint' object has no attribute 'remote': write {self._call}.{adverbs}"
+                f"{see_page('not-an-adverb')}"
+            )
+
     @property
     def _call(self) -> str:
         """The expression that a program writes for this endpoint."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from monarch._engine.base.error_page import see_page
 from monarch._engine.base.errors import is_engine_frame
@@ -20,8 +20,9 @@ from monarch._engine.wire.unsendable import first_unsendable
 if TYPE_CHECKING:
     import inspect
 
+    from monarch._engine.shapes import MeshTrait
 
-__all__ = ["Misused", "constructor_signature", "no_such_endpoint", "signature_text"]
+__all__ = ["Misused", "NoSubscript", "constructor_signature", "no_such_endpoint", "signature_text"]
 
 _MEMBERS = ("extent", "flatten", "initialized", "rename", "size", "sizes", "slice", "split", "stop")
 _REWORDED = (TypeError, AttributeError, pickle.PicklingError)
@@ -104,6 +105,37 @@ def no_such_endpoint(actor: type, name: str, endpoints: list[str]) -> AttributeE
     known = f"endpoints: {', '.join(endpoints)}" if endpoints else "it has no endpoints"
     page = see_page("no-such-endpoint")
     return AttributeError(f"{actor.__qualname__} has no endpoint {name}{hint} ({known}){page}")
+
+
+class _NotSubscriptable(TypeError, AttributeError, KeyError):
+    """A TypeError for ``mesh[2]``, an AttributeError for ``hasattr(mesh, "__getitem__")``.
+
+    Python asks for the method in both cases in the same way. For numpy, which takes what has this
+    method for a sequence, a KeyError means that it is none.
+    """
+
+    __str__ = Exception.__str__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TypeError, self.args
+
+
+_NotSubscriptable.__name__ = _NotSubscriptable.__qualname__ = "TypeError"  # for tracebacks
+_NotSubscriptable.__module__ = "builtins"
+
+
+class NoSubscript:
+    """A descriptor in the place of the ``__getitem__`` that meshes do not have."""
+
+    def __get__(self, mesh: MeshTrait | None, owner: type | None = None) -> NoReturn:
+        if mesh is None:
+            raise AttributeError("__getitem__")
+        sizes = ", ".join(f"{label}=..." for label in mesh._labels)
+        remedy = f"select by dimension, with slice({sizes})" if sizes else "it has one element"
+        raise _NotSubscriptable(
+            f"'{type(mesh).__name__}' object is not subscriptable: {remedy}"
+            f"{see_page('mesh-subscript')}"
+        )
 
 
 def _named(

@@ -20,7 +20,12 @@ from monarch._engine.base.features import picture
 from monarch._engine.base.identity import normalize_label, to_base58
 from monarch._engine.mesh.call.context import Instance, context
 from monarch._engine.mesh.call.endpoint import ActorEndpoint, NotAnEndpoint
-from monarch._engine.mesh.call.misuse import Misused, constructor_signature, no_such_endpoint
+from monarch._engine.mesh.call.misuse import (
+    Misused,
+    NoSubscript,
+    constructor_signature,
+    no_such_endpoint,
+)
 from monarch._engine.mesh.meshes.actor import ActorSpec, check_actor_class, endpoints_of
 from monarch._engine.mesh.meshes.busy import who_is_busy
 from monarch._engine.mesh.results.future import RAISED, RAW, VALUE, Future, _check_timeout
@@ -143,6 +148,9 @@ class ActorMesh(MeshTrait):
             self._proc,
             None,
         )
+
+    if not TYPE_CHECKING:  # for type checkers it is not there
+        __getitem__ = NoSubscript()
 
     @property
     def _name(self) -> Future[str]:

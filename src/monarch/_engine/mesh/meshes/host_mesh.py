@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from monarch._engine.base import instrument
 from monarch._engine.base.bootstrap_command import BootstrapCommand
+from monarch._engine.base.error_page import see_page
 from monarch._engine.base.features import find, hook, picture
 from monarch._engine.base.home import HOME
 from monarch._engine.base.identity import normalize_label
@@ -21,6 +22,7 @@ from monarch._engine.launch.binding import parse_cpu_list
 from monarch._engine.mesh.call import context as contexts
 from monarch._engine.mesh.call.context import context
 from monarch._engine.mesh.call.endpoint import endpoint, is_async
+from monarch._engine.mesh.call.misuse import NoSubscript
 from monarch._engine.mesh.meshes.actor import Actor
 from monarch._engine.mesh.meshes.actor_mesh import replacements, spawn_actors
 from monarch._engine.mesh.meshes.attachment import check
@@ -113,6 +115,9 @@ class HostMesh(MeshTrait):
         """Always False: every host is real."""
         return False
 
+    if not TYPE_CHECKING:  # for type checkers it is not there
+        __getitem__ = NoSubscript()
+
     @property
     def _hy_host_mesh(self) -> HostMesh:
         return self
@@ -126,6 +131,7 @@ class HostMesh(MeshTrait):
         name: str | None = None,
         proc_bind: list[dict[str, str]] | None = None,
         bootstrap_command: BootstrapCommand | Callable[[Point], BootstrapCommand] | None = None,
+        **misplaced: NoReturn,
     ) -> ProcMesh:
         """Start processes on every host; return the mesh of them at once.
 
@@ -138,6 +144,7 @@ class HostMesh(MeshTrait):
                 of a host, with the keys ``cpus`` or ``physcpubind``, ``cpunodebind``, ``membind``.
             bootstrap_command: a command to execute instead of forking, or a function that returns
                 the command for the `Point` of a process.
+            **misplaced: none; for an error that says where the sizes belong.
 
         The processes inherit environment, working directory and ``sys.path`` as they are at this
         call. `ProcMesh.initialized` resolves when they have started. Raises TypeError,
@@ -145,6 +152,8 @@ class HostMesh(MeshTrait):
         released (see `shutdown` and `stop`).
         """
         extent = self._extent_with(per_host)
+        if misplaced:
+            raise _unexpected(per_host, misplaced)
         count = extent.nelements
         on_each = count // max(1, len(self))
         if proc_bind is not None:
@@ -388,6 +397,16 @@ class HostMesh(MeshTrait):
 HostMesh.__module__ = "monarch._src.actor.host_mesh"
 
 _BINDINGS = ("cpus", "physcpubind", "cpunodebind", "membind")
+
+
+def _unexpected(per_host: dict[str, int] | None, misplaced: dict[str, Any]) -> TypeError:
+    """Return the error for keyword arguments that `spawn_procs` does not have."""
+    name = next(iter(misplaced))
+    text = f"HostMesh.spawn_procs() got an unexpected keyword argument {name!r}"
+    if all(isinstance(size, int) for size in misplaced.values()):
+        sizes = {**(per_host or {}), **misplaced}
+        text += f": the sizes of dimensions go into a dict, spawn_procs({sizes!r})"
+    return TypeError(f"{text}{see_page('sizes-as-keywords')}")
 
 
 def _bindings(proc_bind: list[dict[str, str]]) -> list[dict[str, str]]:

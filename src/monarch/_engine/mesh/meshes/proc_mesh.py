@@ -18,7 +18,7 @@ from monarch._engine.base.features import hook, picture
 from monarch._engine.base.home import HOME
 from monarch._engine.base.settings import settings
 from monarch._engine.mesh.call.context import Instance, context
-from monarch._engine.mesh.call.misuse import Misused, constructor_signature
+from monarch._engine.mesh.call.misuse import Misused, NoSubscript, constructor_signature
 from monarch._engine.mesh.meshes.actor import Actor
 from monarch._engine.mesh.meshes.actor_mesh import ActorMesh, spawn_actors
 from monarch._engine.mesh.meshes.busy import who_is_busy
@@ -217,7 +217,7 @@ class ProcMesh(MeshTrait):
         endpoints, or has an endpoint named like a mesh member; TypeError for arguments that do not
         fit the constructor; and the errors of pickling the arguments.
         """
-        cls = check_constructor(Class, args, kwargs)
+        cls = check_constructor(Class, args, kwargs, name)
         mesh: Any  # to a type checker a mesh of actors is what its class says
         if self._stopping is not None:
             mesh = _StoppedMesh(cls, name, self)
@@ -226,6 +226,9 @@ class ProcMesh(MeshTrait):
             save_handle(mesh._owner, mesh._uid, mesh)
         actors: TActor = mesh
         return actors
+
+    if not TYPE_CHECKING:  # for type checkers it is not there
+        __getitem__ = NoSubscript()
 
     # -- life ------------------------------------------------------------------------------------
 
@@ -400,21 +403,16 @@ def _already_stopped() -> RuntimeError:
     return RuntimeError(f"`ProcMesh` has already been stopped{see_page('mesh-stopped')}")
 
 
-def check_constructor(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> type[Actor]:
+def check_constructor(
+    cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: Any = None
+) -> type[Actor]:
     """Return `cls` if it is an actor class that takes these arguments.
 
-    Raises ValueError if it is not an actor class, TypeError if the arguments do not fit.
+    Raises ValueError if it is not an actor class, TypeError if the arguments do not fit. `name` is
+    what was passed as the name of the actors.
     """
     if not (isinstance(cls, type) and issubclass(cls, Actor)):
-        hint = (
-            "The name comes first: spawn('name', Class, ...)."
-            if isinstance(cls, str)
-            else "Derive it from monarch.actor.Actor, which is the same."
-        )
-        raise ValueError(  # noqa: TRY004 - the interface's choice
-            f"{cls!r} must subclass monarch.service.Actor to spawn it. {hint}"
-            f"{see_page('not-an-actor')}"
-        )
+        raise _no_actor_class(cls, name)
     if "__init__" in cls.__dict__ or cls.__init__ is not object.__init__:
         signature = constructor_signature(cls)
         try:
@@ -422,6 +420,23 @@ def check_constructor(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         except TypeError as error:
             raise Misused(error).told(cls.__qualname__, signature) from None
     return cls
+
+
+def _no_actor_class(given: Any, name: Any) -> ValueError:
+    """Return the error for `given` in the place of an actor class."""
+    kind: Any = type(given)  # pyright: ignore[reportUnknownVariableType] - it is any
+    if issubclass(kind, Actor):
+        return ValueError(
+            f"spawn takes a class of actors and the arguments of its constructor, not an object of "
+            f"{kind.__qualname__}, since each actor is constructed in its own process: "
+            f"spawn('name', {kind.__qualname__}, ...){see_page('object-instead-of-class')}"
+        )
+    must = f"{given!r} must subclass monarch.service.Actor to spawn it."
+    if isinstance(given, str) or isinstance(name, type):
+        page = see_page("name-comes-first")
+        return ValueError(f"{must} The name comes first: spawn('name', Class, ...).{page}")
+    page = see_page("not-an-actor")
+    return ValueError(f"{must} Derive it from monarch.actor.Actor, which is the same.{page}")
 
 
 class _StoppedMesh(ActorMesh):

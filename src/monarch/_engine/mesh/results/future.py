@@ -198,6 +198,12 @@ class Future(Generic[R_co]):
                 raise
         return self._observe()
 
+    if not TYPE_CHECKING:  # for type checkers it is not there
+
+        def __getitem__(self, key: object) -> NoReturn:
+            page = see_page("future-without-get")
+            raise TypeError(f"a Future cannot be indexed or iterated over: {_LOOK}{page}")
+
     def __reduce__(self) -> NoReturn:
         raise TypeError("cannot pickle 'Future' object; send its result instead")
 
@@ -451,19 +457,40 @@ def _refuse(operator: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-# Programs use these operators by mistake, on a future in place of its value. A `__getattr__` could
-# give the same advice, but would make each attribute access slower: 3 % of a round trip.
+class _OfResult:
+    """The name of an attribute that the result of a call has, and its future does not."""
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: object, owner: type | None = None) -> NoReturn:
+        # With a name and an object in the error, Python would suggest a name of this kind.
+        raise AttributeError(
+            f"'Future' object has no attribute {self._name!r}: {_LOOK}"
+            f"{see_page('future-without-get')}",
+            name=None,
+            obj=None,
+        )
+
+
+# Programs use these operators and names by mistake, on a future in place of its value. A
+# `__getattr__` could give the same advice, but would make each attribute access slower: 3 % of a
+# round trip.
 for _sign, _names in {
     "+": "add radd",
     "-": "sub rsub",
     "*": "mul rmul",
     "/": "truediv rtruediv",
-    "[...]": "getitem",
     "<": "lt",
     ">": "gt",
 }.items():
     for _name in _names.split():
         setattr(Future, f"__{_name}__", _refuse(_sign))
+_of_mesh = "extent failures flatten item items rename size sizes slice split successes values"
+for _name in _of_mesh.split():
+    setattr(Future, _name, _OfResult(_name))
 
 Future.__module__ = "monarch._src.actor.future"
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator, Iterable, Iterator
-from typing import Any, Generic, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
+from monarch._engine.base.error_page import see_page
 from monarch._engine.base.errors import ActorError
 from monarch._engine.base.features import picture
 from monarch._engine.runtime.proc.body import decode_body, unreadable
@@ -204,6 +205,15 @@ class ValueMesh(MeshTrait, Generic[R_co]):
 
     def __iter__(self) -> Iterator[tuple[Point, R_co]]:
         return iter(self.items())
+
+    if not TYPE_CHECKING:  # for type checkers it is not there
+
+        def __getitem__(self, key: object) -> NoReturn:
+            sizes = ", ".join(f"{label}=..." for label in self._labels)
+            raise TypeError(
+                f"'ValueMesh' object is not subscriptable: use values()[{key!r}] for the value of "
+                f"a rank, or item({sizes}){see_page('result-subscript')}"
+            )
 
     def __len__(self) -> int:
         return len(self._cells)
