@@ -501,6 +501,17 @@ MUTATIONS = (
         hangs=True,
     ),
     Mutation(
+        "`finally` and `with` blocks run, and then `__cleanup__`",
+        (ENGINE + "test_main_thread.py::test_a_stop_of_actors_interrupts_an_endpoint[Endless-wait]",),
+        (
+            Change(
+                "_engine/runtime/actor/main_thread.py",
+                "cell.spared or cell.grave is None",
+                "True",
+            ),
+        ),
+    ),
+    Mutation(
         "A mesh that you stop has ended when `stop()` resolves.",
         ("tests/integration/conformance/test_spawn.py::test_stopping_leaves_no_process_behind",),
         (

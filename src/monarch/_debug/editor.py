@@ -172,8 +172,6 @@ class _Server:
         get_global_debugger = _module("_pydevd_bundle.pydevd_constants").get_global_debugger
         if get_global_debugger() is not None:
             raise RuntimeError("the program has started debugpy itself in this process")
-        # The main thread, with the reactor, stays listed: debugpy ends with the last such thread.
-        threading.main_thread().pydev_do_not_trace = True  # type: ignore[attr-defined]
         for thread in threading.enumerate():
             if thread.name.startswith("monarch-") and not thread.name.startswith(_ACTORS):
                 _leave_untraced(thread)

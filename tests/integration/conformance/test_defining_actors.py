@@ -105,7 +105,6 @@ class SyncKind(Actor):
         return {
             "same thread": threading.get_ident() == self.init_thread,
             "local": getattr(self.local, "value", None),
-            "main": threading.current_thread() is threading.main_thread(),
             "loop": _has_loop(),
             "init loop": self.init_has_loop,
             "context": context().actor_instance.name,
@@ -118,7 +117,6 @@ class AsyncKind(SyncKind):
         return {
             "same thread": threading.get_ident() == self.init_thread,
             "local": getattr(self.local, "value", None),
-            "main": threading.current_thread() is threading.main_thread(),
             "loop": _has_loop(),
             "init loop": self.init_has_loop,
             "context": context().actor_instance.name,
@@ -140,7 +138,6 @@ def test_sync_actor_has_a_thread_of_its_own_without_loop(pair):
         assert mesh.facts.call_one().get(timeout=WAIT) == {
             "same thread": True,
             "local": "from init",
-            "main": False,
             "loop": False,
             "init loop": False,
             "context": "kind",
@@ -153,7 +150,6 @@ def test_async_actor_has_a_loop_of_its_own(pair):
         assert mesh.facts.call_one().get(timeout=WAIT) == {
             "same thread": True,
             "local": "from init",
-            "main": False,
             "loop": True,
             "init loop": True,
             "context": "kind",

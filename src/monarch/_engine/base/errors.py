@@ -47,6 +47,11 @@ LONGEST_TEXT = 1 << 16
 LONGEST_LINE = 1 << 11
 """The same for a text of one line, such as the message of an exception."""
 
+_IS_MISPLACED = "only works in main thread"  # of `signal`, and of the event loop's handlers
+_IN_MAIN_THREAD = """
+The main thread of a process runs the first actor that is spawned on it by another process, and \
+further ones have threads of their own: spawn this actor first, or on a process of its own."""
+
 
 def format_remote(exception: BaseException) -> str:
     """Return the traceback of `exception` as its user sees it: without frames of the engine.
@@ -60,7 +65,8 @@ def format_remote(exception: BaseException) -> str:
     characters.
     """
     try:
-        return _shortened(_with_public_names(_format_remote(exception)), LONGEST_TEXT)
+        report = _shortened(_with_public_names(_format_remote(exception)), LONGEST_TEXT)
+        return report + _IN_MAIN_THREAD if _IS_MISPLACED in report else report
     except BaseException as problem:
         return f"{_REMOTE_HEADER}\n{_frames(exception)}{_without_text(exception, problem)}"
 

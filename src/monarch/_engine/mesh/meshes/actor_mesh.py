@@ -182,8 +182,9 @@ class ActorMesh(MeshTrait):
         Args:
             reason: the text of the error that later callers get.
             timeout: seconds until an actor that has not reached its stop is abandoned (default, and
-                at most: the setting `stop_actor_timeout`). Its callers get the reason; its thread
-                runs on until the process exits.
+                at most: the setting `stop_actor_timeout`). Its callers get the reason. Its endpoint
+                is interrupted if it has the main thread of its process, and has `cleanup_timeout`
+                to end; otherwise the thread runs on until the process exits.
 
         An actor that does not reach its stop within 2 seconds is named on stderr, with the line
         that it executes. A second call returns the same future. Raises NotImplementedError on a

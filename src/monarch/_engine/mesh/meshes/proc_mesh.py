@@ -272,8 +272,9 @@ class ProcMesh(MeshTrait):
             timeout: seconds until a process that has not exited is killed (default: the sum of the
                 settings `stop_actor_timeout` and `stop_grace_period`).
 
-        Actors handle earlier messages before they stop. A process whose actors take longer than
-        `stop_actor_timeout` exits without waiting for them. If a stop takes longer than 2 seconds,
+        Actors handle earlier messages before they stop. In a process whose actors take longer than
+        `stop_actor_timeout`, the endpoint on the main thread is interrupted and has
+        `cleanup_timeout` to end; then the process exits without waiting for them. If a stop takes longer than 2 seconds,
         a line on stderr names the actors, the lines that they execute, and when they end.
         Operations on distributed tensors are waited for before anything is stopped, at most
         `stop_actor_timeout`. A second call returns the same future. Raises ValueError on a slice

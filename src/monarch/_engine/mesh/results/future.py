@@ -30,6 +30,7 @@ from monarch._engine.base.error_page import see_page
 from monarch._engine.base.errors import DeadlockError, user_stacklevel
 from monarch._engine.base.features import hook
 from monarch._engine.mesh.results.faults import Faults, set_looks
+from monarch._engine.runtime.actor.main_thread import WAITS
 from monarch._engine.runtime.agent.client import client_proc
 from monarch._engine.runtime.io import environment as environments
 from monarch._engine.runtime.proc.time_limit import time_left
@@ -515,6 +516,7 @@ def _looks(stack: Stack) -> bool | None:
 
 
 _BLOCK = vars(Future)["_block"].__code__
+WAITS.add(_BLOCK)
 _about_to_see = {vars(Future)[name].__code__ for name in ("get", "_observe")}
 set_looks(_looks, _BLOCK)
 

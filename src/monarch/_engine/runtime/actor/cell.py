@@ -1,7 +1,8 @@
 """The cell: one actor as the runtime sees it, with its mailbox, thread, state and exit.
 
-A SPAWN frame creates a cell on the reactor, and the cell starts a thread of its own: the actor's
-constructor, endpoints and hooks run there and nowhere else. A *behaviour*, made by the mesh layer
+A SPAWN frame creates a cell on the reactor, and the cell gets a thread: the actor's constructor,
+endpoints and hooks run there and nowhere else. It is a thread of its own or, for one actor of a
+worker, the main one (`main_thread`). A *behaviour*, made by the mesh layer
 from the SPAWN body on that thread, knows the user's class. The cell knows messages.
 
 States: ``STARTING`` (constructing) -> ``RUNNING`` -> ``DEAD``. An actor ends by a failure or by a
@@ -19,7 +20,8 @@ Mailboxes are bounded in messages and bytes (see `flow_control`).
 
 A stop is a message like any other: earlier messages are handled first. If the actor does not reach
 the stop within `stop_actor_timeout` (it is stuck in an endpoint), it is given up: its callers are
-answered, and its thread is left behind.
+answered, and its thread is left behind. On the main thread the endpoint is interrupted first, and
+has `cleanup_timeout` to end.
 """
 
 from __future__ import annotations
@@ -199,6 +201,8 @@ class Cell:
         self._stop_timer: Any = None
         self.finished = threading.Event()
         self.fatal: BaseException | None = None
+        self.broken: BaseException | None = None  # left the loop, and was raised by no endpoint
+        self.spared = False  # no endpoint runs that a stop could interrupt
         self.missed: Failure | None = None  # the actor's failure by a child's, found during a stop
         self.watchers: dict[int, list[Callable[[BaseException | None], None]]] = {}
         self.at_end: dict[Callable[[], object], None] = {}  # callbacks of `finish`
@@ -328,8 +332,13 @@ class Cell:
     def _give_up(self) -> None:
         for _, frame in self._stop_acks[:1]:  # empty if the actor has finished just now
             reason = bytes(frame.body).decode(errors="replace")
-            self.settle(self.own_failure(reason, STOPPED))
-            self.finish()
+            settled = self.settle(self.own_failure(reason, STOPPED))
+            main = self.proc.main
+            if settled and main is not None and main.interrupt(self):
+                patience = settings.cleanup_timeout
+                self._stop_timer = self.proc.reactor.call_later(patience, self._give_up)
+            else:
+                self.finish()
             self.wake()  # to clean up, once its thread is free
 
     def settle(self, grave: Failure, fatal: BaseException | None = None) -> bool:
@@ -485,5 +494,8 @@ class Cell:
             failure = self.own_failure(text, cause=INTERNAL, trace=trace)
         else:
             failure = self.failure_of(error)
+            # A task of the program may leave an event loop by these two.
+            if not (self.is_async and isinstance(error, (SystemExit, KeyboardInterrupt))):
+                self.broken = error
         self.settle(failure)
         self.finish()

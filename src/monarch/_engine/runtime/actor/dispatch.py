@@ -4,7 +4,7 @@ Budget per message: one mailbox get, one handler look-up, one context, one decod
 encode, one send. Measured by ``benchmarks/programs/roundtrip.py``. Everything rare (failures,
 stops, explicit ports) is behind one branch in a named function.
 
-`run_sync` is the thread of an actor whose endpoints are all plain functions. The loop of async
+`run_sync` is the loop of an actor whose endpoints are all plain functions. The loop of async
 actors is in `dispatch_async`, which shares everything else.
 
 The table of outcomes is in `failed`. An `Exception` goes to the caller and the actor goes on;
@@ -38,6 +38,7 @@ from monarch._engine.base.features import LATE, TRACE, hook
 from monarch._engine.base.settings import settings
 from monarch._engine.base.verdict import STOPPED
 from monarch._engine.runtime.actor.cell import DEAD, RUNNING, STARTING, Behaviour, Cell, Handler
+from monarch._engine.runtime.actor.main_thread import Interrupted
 from monarch._engine.runtime.actor.spans import in_span
 from monarch._engine.runtime.io import environment as environments
 from monarch._engine.runtime.proc.body import decode_body, unreadable
@@ -148,6 +149,7 @@ def _serve_sync(cell: Cell) -> End:
 
 def _finish_sync(cell: Cell, grave: Failure, error: Exception | None) -> None:
     """End: answer callers, stop owned meshes, clean up, notify the owner; in that order."""
+    cell.spared = True
     cell.settle(grave)
     behaviour = cell.behaviour
     assert behaviour is not None
@@ -249,7 +251,7 @@ def raised(cell: Cell, error: BaseException) -> None:
     """Report that a call has raised, where somebody wants to know before it is answered."""
     if cell.watchers and cell.behaviour is not None:
         cell.behaviour.call_ended(error)
-    if settings.postmortem:
+    if settings.postmortem and type(error) is not Interrupted:
         hook("post_mortem")(error)
 
 
@@ -260,6 +262,8 @@ def failed(
     # Compare types: `isinstance` asks the object for its class, and so may run user code.
     if issubclass(type(error), Died):
         return cast("Died", error).end
+    if type(error) is Interrupted:
+        return end_of_dead(cell)
     ordinary = issubclass(type(error), Exception)
     survives = (ordinary or _is_cancellation(error)) and frame.port
     if survives and not (handler is not None and handler.explicit):

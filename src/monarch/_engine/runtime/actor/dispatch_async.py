@@ -33,6 +33,7 @@ from monarch._engine.runtime.actor.dispatch import (
     stopped,
 )
 from monarch._engine.runtime.actor.loop_watch import Pulse
+from monarch._engine.runtime.actor.main_thread import fail
 from monarch._engine.runtime.actor.seat import Seat
 from monarch._engine.runtime.io import environment as environments
 from monarch._engine.runtime.io.bridge import Wait, gate_of, new_loop
@@ -50,7 +51,7 @@ _loops: set[asyncio.AbstractEventLoop] = set()  # the event loops of this proces
 
 
 def run_async(cell: Cell) -> None:
-    """Run an async actor on an event loop of its own; the body of its thread."""
+    """Run an async actor on an event loop of its own, from construction to exit."""
     proc = cell.proc
     may_sit = environments.current.has_seats and not proc.client
     loop = new_loop(functools.partial(_sit, proc) if may_sit else None)
@@ -84,7 +85,10 @@ def _sit(proc: Proc, fd: int, gate: LoopGate, run: Callable[[], None]) -> Wait:
                 seat = Seat(proc, fd, gate, run)
             except OSError:  # out of descriptors; perhaps not for long
                 return None
-        return seat.wait(timeout)
+        try:
+            return seat.wait(timeout)
+        except BaseException as error:  # a signal handler has raised it
+            fail(error)
 
     return wait
 
@@ -139,6 +143,7 @@ async def _serve(cell: Cell, loop: asyncio.AbstractEventLoop) -> None:
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
         elif cell.state is DEAD and not finishing:
+            cell.spared = True
             serving.cancel()  # aborted: the endpoint's caller has its answer already
 
     def wake_from_anywhere() -> None:
@@ -327,6 +332,7 @@ async def _finish_async(
     A stop leaves the supervision hooks some time, since a failure that is being handled does not
     count as unhandled.
     """
+    cell.spared = True
     cell.settle(grave)
     behaviour = cell.behaviour
     assert behaviour is not None

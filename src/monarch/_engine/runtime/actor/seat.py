@@ -22,9 +22,9 @@ Four rules keep it simple:
   descriptors of the program. What the actor's own thread posts to the gate meanwhile needs no
   wake-up: the thread runs it before it goes on.
 
-Threads of clients take no seats: on the main thread, a signal handler may raise between any two
-steps, and would leave a link lent or half read. Sync actors take none either, since calls of them
-became slower; docs/design.md has the measurements.
+A signal handler may raise between any two steps on the main thread, and would leave a link lent or
+half read. So clients take no seats, and a worker ends by such an error (`main_thread`). Sync actors
+take none either, since calls of them became slower; docs/design.md has the measurements.
 """
 
 from __future__ import annotations

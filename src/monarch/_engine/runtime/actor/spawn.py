@@ -1,6 +1,6 @@
 """Spawning: makes the actor that a SPAWN frame describes.
 
-The actor's thread starts at once. That thread decodes the frame's body, which describes what to
+The actor gets a thread at once, the main one if that is free. The thread decodes the frame's body, which describes what to
 construct. The bootstrap callable of `spawn_procs` is an actor, too, and holds back the others.
 """
 
@@ -60,7 +60,7 @@ class SetupGate:
 
 
 def spawn_cell(proc: Proc, link: FrameLink, frame: Frame) -> None:
-    """Start the actor of a SPAWN frame, which is constructed on a thread of its own."""
+    """Start the actor of a SPAWN frame, which is constructed on the thread that it gets."""
     name, label, display, *first = json.loads(frame.meta)
     if first and isinstance(first[0], list):  # sent to many ranks, so each adds its own point
         labels, sizes = first.pop(0)
@@ -95,9 +95,12 @@ def spawn_cell(proc: Proc, link: FrameLink, frame: Frame) -> None:
         from monarch._engine.runtime.actor.dispatch_async import run_async
 
         run = run_async
-    try:
-        cell.start(run)
-    except RuntimeError as error:
-        cell.unable_to_start(error)
+    # The bootstrap's actor stays, and actors of this process have an owner beside them.
+    aside = proc.main is None or frame.flags & SETUP or cell.owner == proc.uid
+    if aside or not proc.main.take(cell, run):
+        try:
+            cell.start(run)
+        except RuntimeError as error:
+            cell.unable_to_start(error)
     if proc.stop_request is not None:  # such as the replacement of an actor that has just failed
         cell.request_stop(proc.local, proc.stop_request)

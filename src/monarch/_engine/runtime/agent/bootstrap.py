@@ -5,8 +5,8 @@ request have in common. `proc_main` is what a forked proc runs. `main` is behind
 ``python -m monarch._src.actor.bootstrap_main``, for a proc started by an executed command. (How the
 launcher itself starts is in `agent_start`, how a script becomes a client in `client`.)
 
-A proc's main thread runs the reactor until a stop is requested. Then it stops the actors, runs
-`atexit` handlers, drops the user's modules (so that module-level objects are finalised), and exits
+A proc's main thread runs one of its actors (`runtime/actor/main_thread.py`) until a stop was
+requested and all actors have ended. Then it runs `atexit` handlers, drops the user's modules (so that module-level objects are finalised), and exits
 without tearing down what came from the launcher, which is most of an interpreter's exit time.
 """
 
@@ -26,7 +26,7 @@ import signal
 import socket
 import sys
 import types
-from typing import Any
+from typing import Any, NoReturn
 
 from monarch._engine.base.features import find, hook
 from monarch._engine.base.settings import settings
@@ -34,6 +34,7 @@ from monarch._engine.launch import black_box
 from monarch._engine.launch.interpreter import with_folder
 from monarch._engine.launch.launcher import BOOT_VARIABLE
 from monarch._engine.launch.scratch import give_multiprocessing, install
+from monarch._engine.runtime.actor.main_thread import MainThread
 from monarch._engine.runtime.actor.spawn import spawn_cell
 from monarch._engine.runtime.agent.client import become
 from monarch._engine.runtime.io.descriptors import raise_descriptor_limit
@@ -159,7 +160,7 @@ def _process_name(spec: dict[str, Any]) -> str:
 
 def _serve(spec: dict[str, Any], link_fd: int, agent_fd: int, *, executed: bool = False) -> None:
     give_multiprocessing(spec["scratch"])
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no KeyboardInterrupt inside the reactor
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # no KeyboardInterrupt between two messages
     proc = Proc(spec["uid"], spec["label"], spawn_cell, stop_actors, client=False)
     proc.spec = spec
     proc.adopt_agent(socket.socket(fileno=agent_fd))
@@ -171,9 +172,8 @@ def _serve(spec: dict[str, Any], link_fd: int, agent_fd: int, *, executed: bool 
         hook("inherit_mocks")(spec["mocks"])
     if executed:
         proc.tell_agent({"op": "ready"})
-    # The main thread has nothing else to do, so the reactor runs on it until the process exits.
-    proc.reactor.run()
-    _finalise(proc)
+    proc.main = MainThread(proc, _finalise)
+    proc.main.run()
 
 
 def _breakpoint(*_args: Any, **_kwargs: Any) -> None:
@@ -183,6 +183,8 @@ def _breakpoint(*_args: Any, **_kwargs: Any) -> None:
 
 def stop_actors(proc: Proc, frame: Frame) -> None:
     """Stop all actors, in parallel; the reactor stops after the last one, or after a timeout.
+
+    The timeout leaves an endpoint that is interrupted the time to end.
 
     Args:
         proc: this process.
@@ -195,7 +197,8 @@ def stop_actors(proc: Proc, frame: Frame) -> None:
     if not cells:
         proc.reactor.stop()
         return
-    proc.reactor.call_later(settings.stop_actor_timeout, proc.reactor.stop)
+    patience = settings.stop_actor_timeout + (proc.main is not None) * settings.cleanup_timeout
+    proc.reactor.call_later(patience, proc.reactor.stop)
     for cell in cells:
         cell.request_stop(proc.local, proc.stop_request)
 
@@ -208,7 +211,7 @@ def _is_library(name: str, module: types.ModuleType) -> bool:
     return name.startswith("monarch.") or file.startswith(_LIBRARY) or bool(_INSTALLED.search(file))
 
 
-def _finalise(proc: Proc) -> None:
+def _finalise(proc: Proc) -> NoReturn:
     """Do what a normal exit owes the user, and no more; then exit."""
     code = 0
     try:

@@ -35,16 +35,27 @@ from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from itertools import accumulate, chain, compress, islice, repeat, starmap, takewhile, tee
 from operator import attrgetter, is_, is_not, itemgetter, methodcaller
+from threading import get_ident
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["NO_STACK", "Stack", "Step", "stack_of_task", "stack_of_thread", "stacks", "threads"]
+__all__ = [
+    "NO_STACK",
+    "Stack",
+    "Step",
+    "leave_out_callers",
+    "stack_of_task",
+    "stack_of_thread",
+    "stacks",
+    "threads",
+]
 
 _COLLECTS = sys.version_info < (3, 12)  # allocations run the collector
 _T = TypeVar("_T")
+_left_out: tuple[int, int] = (0, 0)  # a thread, and how many of its outermost frames are not shown
 
 
 class Step(NamedTuple):
@@ -92,6 +103,18 @@ def threads() -> list[int]:
     return _at_once(_numbers)
 
 
+def leave_out_callers() -> None:
+    """Leave the callers of the calling function out of all stacks of this thread from now on.
+
+    How a process came to run actors on its main thread is no part of what the actors do.
+    """
+    global _left_out
+    count, frame = 0, sys._getframe(1).f_back
+    while frame is not None:
+        count, frame = count + 1, frame.f_back
+    _left_out = get_ident(), count
+
+
 def stacks(inside: CodeType | None = None, of: Collection[int] | None = None) -> dict[int, Stack]:
     """Return the stacks of threads by the threads' numbers; from any thread. Does not block.
 
@@ -99,7 +122,11 @@ def stacks(inside: CodeType | None = None, of: Collection[int] | None = None) ->
         inside: a code object; each stack has the variables of the frames that execute it.
         of: the numbers of the threads, in a collection of the standard library; by default all.
     """
-    return dict(_at_once(_of_threads, inside, of))
+    found = dict(_at_once(_of_threads, inside, of))
+    thread, count = _left_out
+    if count and thread in found:
+        del found[thread].steps[-count:]
+    return found
 
 
 def stack_of_thread(thread: int | None, inside: CodeType | None = None) -> Stack:

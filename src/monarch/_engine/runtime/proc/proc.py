@@ -160,6 +160,7 @@ class Proc:
         # By port of another process: forwards the answers that arrive here.
         self.forwards: dict[Any, Any] = {}
         self.reactor = environments.current.reactor()
+        self.main: Any = None  # in a worker: its `MainThread`, which runs one of the actors
         self.local = LocalLink(uid)
         self.agent: StreamLink | None = None
         self.ended: Verdict | None = None  # why this process no longer has an agent
