@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -46,19 +45,12 @@ class Probe(Actor):
 
     @endpoint
     def death_signal(self) -> int:
-        """Return the parent-death signal of the reactor's thread.
+        """Return the parent-death signal of the main thread, which runs this actor.
 
-        The kernel keeps this signal per thread. It is set in the main thread, which the reactor
-        runs on.
+        The kernel keeps this signal per thread, and it is set in the main one.
         """
-        number, known = ctypes.c_int(-1), threading.Event()
-
-        def look() -> None:
-            ctypes.CDLL(None).prctl(PR_GET_PDEATHSIG, ctypes.byref(number))
-            known.set()
-
-        client_proc().reactor.call_soon(look)
-        assert known.wait(WAIT)
+        number = ctypes.c_int(-1)
+        ctypes.CDLL(None).prctl(PR_GET_PDEATHSIG, ctypes.byref(number))
         return number.value
 
 

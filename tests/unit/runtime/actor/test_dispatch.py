@@ -43,7 +43,7 @@ class Link:
 class Proc:
     """A proc that records the answers to callers: (port, "value" | "error" | "refused")."""
 
-    hostname, pid, local = "host", 1, None
+    hostname, pid, local, main = "host", 1, None, None
 
     def __init__(self) -> None:
         self.told: list[tuple[int, str]] = []

@@ -25,6 +25,7 @@ import re
 import signal
 import socket
 import sys
+import threading
 import types
 from typing import Any, NoReturn
 
@@ -113,6 +114,8 @@ def proc_main(spec: dict[str, Any], link_fd: int, agent_fd: int) -> None:
     module = types.ModuleType("__main__")
     module.__file__ = _bootstrap_file()
     sys.modules["__main__"] = module
+    # `threading` keeps the launcher's number; profiles read the clock of the thread by it.
+    threading.main_thread()._native_id = threading.get_native_id()  # type: ignore[attr-defined]
     # The global generators were seeded in the launcher, so all its procs would draw alike.
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
