@@ -193,6 +193,15 @@ class _Server:
         # No warning about the pdb of a rank that is handed over.
         _module("pydevd_tracing").TracingFunctionHolder._warn = False
         pydevd.add_dap_messages_listener(_Listener())
+        kind_of: Any = self.debugger.get_file_type
+
+        def get_file_type(frame: Any, *args: Any, **kwargs: Any) -> Any:
+            # The first frame of the main thread is the `python -c` that started the process.
+            is_string = frame.f_code.co_filename == "<string>"  # so it is a frame, and no stand-in
+            is_start = is_string and frame.f_back is None
+            return self.debugger.PYDEV_FILE if is_start else kind_of(frame, *args, **kwargs)
+
+        self.debugger.get_file_type = get_file_type
 
     def connect(self, stream: socket.socket) -> None:
         """Carry the connection of an editor, until one side has closed it."""

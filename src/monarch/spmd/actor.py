@@ -26,9 +26,10 @@ class SPMDActor(Actor):
     >>> _ = ranks.main.call(address, port, ["-m", "this"]).get()
     >>> procs.stop().get()
 
-    A mesh may run one script after the other. A script runs on a thread of the actor, so it cannot
-    install signal handlers. If a script raises, or one of the processes is lost, the call of `main`
-    fails at once with that; the other processes may wait for theirs until they are stopped.
+    A mesh may run one script after the other. A script runs on the main thread if the actor is the
+    first of its process, and can install signal handlers there. If a script raises, or one of the
+    processes is lost, the call of `main` fails at once with that; the other processes may wait for
+    theirs until they are stopped.
     """
 
     def __init__(self) -> None:

@@ -52,15 +52,16 @@ def run_function(
     >>> procs.stop().get()
 
     The function, its arguments and its results are sent by cloudpickle, so a function of the script
-    will do; results should be on the CPU. It runs on a thread of an actor, so it cannot install
-    signal handlers. Blocks until all ranks have ended. The processes stay, with what they have
-    imported, for the next function; a mesh runs one at a time.
+    will do; results should be on the CPU. It runs on the main thread if no other actor is in the
+    process, and can install signal handlers there. Blocks until all ranks have ended. The processes
+    stay, with what they have imported, for the next function; a mesh runs one at a time.
 
     Raises the function's own exception if it failed on a rank; its cause names the rank, and has
     the remote traceback. ``sys.exit(0)`` returns None, another status is a RuntimeError. If a
     process is lost, raises `SupervisionError`. Then collectives of the other ranks fail, too, and
     the mesh can run the next function if no process was lost. A rank that does not end within ten
-    seconds is left behind: it goes on until it ends, or the mesh is stopped, and until then the
+    seconds is interrupted, as by a stop of its actor. If it does not end by that, in native code
+    perhaps, it is left behind: it goes on until it ends, or the mesh is stopped, and until then the
     mesh runs no other function.
     """
     if not callable(function):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import doctest
 import importlib
 import os
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from monarch.actor import ActorError, Channel, SupervisionError, this_host
+from monarch.config import configured
 from monarch.spmd import function, run_function
 
 torch = pytest.importorskip("torch")
@@ -102,7 +104,9 @@ def test_a_function_that_cannot_be_read_is_named(procs: Any, tmp_path: Path) -> 
     assert run_function(procs, total, 1.0).values()[0][0] == 3.0
 
 
-def test_a_rank_that_goes_on_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_goes_on_is_interrupted(
+    procs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(function, "_PATIENCE", 0.5)
     gate = tmp_path / "gate"
     os.mkfifo(gate)
@@ -110,9 +114,29 @@ def test_a_rank_that_goes_on_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     def goes_on(gate: Path) -> None:
         if os.environ["RANK"] == "1":
             raise ValueError("batch 7 is empty")
+        gate.read_bytes()  # waits without end
+
+    with pytest.raises(ValueError, match="batch 7 is empty"):
+        run_function(procs, goes_on, gate)
+    assert run_function(procs, total, 1.0).values()[0][0] == 3.0
+
+
+def test_a_rank_that_goes_on_after_the_interrupt_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(function, "_PATIENCE", 0.5)
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+
+    def goes_on(gate: Path) -> None:
+        if os.environ["RANK"] == "1":
+            raise ValueError("batch 7 is empty")
+        with contextlib.suppress(BaseException):
+            gate.read_bytes()  # waits for the interrupt
         gate.read_bytes()  # waits for the test
 
-    procs = this_host().spawn_procs({"gpus": 2})
+    with configured(cleanup_timeout="500ms"):
+        procs = this_host().spawn_procs({"gpus": 2})
     with pytest.raises(ValueError, match="batch 7 is empty"):
         run_function(procs, goes_on, gate)
     with pytest.raises(ValueError, match=r"len cannot run: .*goes_on.* still runs"):
