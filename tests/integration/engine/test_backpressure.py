@@ -62,7 +62,7 @@ class Gatekeeper(Actor):
 
     @endpoint
     def open(self) -> None:
-        self._slow().behaviour.actor.gate.set()
+        until(lambda: self._slow().behaviour).actor.gate.set()  # it may not be constructed yet
 
 
 class Producer(Actor):
