@@ -40,6 +40,7 @@ ENGINE = "tests/integration/engine/"
 DEATH = ENGINE + "test_ends.py::"
 EXCEPTIONS = ENGINE + "test_exceptions.py::"
 CIRCLE = ENGINE + "test_deadlocks.py::"
+MAIN_THREAD = ENGINE + "test_main_thread.py::"
 UNOBSERVED = ENGINE + "test_unobserved.py::"
 SUPERVISED = ENGINE + "test_supervisor.py::"
 JOBS = "tests/integration/jobs/"
@@ -502,7 +503,7 @@ MUTATIONS = (
     ),
     Mutation(
         "`finally` and `with` blocks run, and then `__cleanup__`",
-        (ENGINE + "test_main_thread.py::test_a_stop_of_actors_interrupts_an_endpoint[Endless-wait]",),
+        (MAIN_THREAD + "test_a_stop_of_actors_interrupts_an_endpoint[Endless-wait]",),
         (
             Change(
                 "_engine/runtime/actor/main_thread.py",

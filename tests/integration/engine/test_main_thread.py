@@ -85,7 +85,7 @@ def test_the_error_of_a_second_actor_says_what_to_do(fresh: Fresh, faults: Any, 
     procs = fresh()
     procs.spawn("first", Inside).pid.call_one().get(timeout=WAIT)
     port, _ = Channel[int].open()
-    with pytest.raises(SupervisionError, match="spawn this actor first, or on a process of its own"):
+    with pytest.raises(SupervisionError, match="spawn this actor first, or on a process"):
         procs.spawn("second", kind, port).pid.call_one().get(timeout=WAIT)
 
 
@@ -139,7 +139,7 @@ class Raises(Actor):
 
 class RaisesInLoop(Raises):
     @endpoint
-    async def pid(self) -> int:  # type: ignore[override]
+    async def pid(self) -> int:
         return os.getpid()
 
 
@@ -151,7 +151,8 @@ def test_a_handler_that_raises_while_its_actor_is_idle_ends_the_process(
     procs = fresh()
     actor, beside = procs.spawn("raises", kind), procs.spawn("beside", Inside)
     beside.pid.call_one().get(timeout=WAIT)
-    pid, found = actor.pid.call_one().get(timeout=WAIT), []
+    pid = actor.pid.call_one().get(timeout=WAIT)
+    found: list[Any] = []
     while not found:  # the end of the call above may take the exception for one of its own
         os.kill(pid, signal.SIGUSR1)
         with contextlib.suppress(queue.Empty):
@@ -220,24 +221,24 @@ class Endless(Actor):
 
 class EndlessLoop(Endless):
     @endpoint
-    async def wait(self, port: Any) -> None:  # type: ignore[override]
+    async def wait(self, port: Any) -> None:
         with self.noting(port):
             await asyncio.Event().wait()
 
     @endpoint
-    async def compute(self, port: Any) -> None:  # type: ignore[override]
+    async def compute(self, port: Any) -> None:
         with self.noting(port):
             while True:
                 pass
 
     @endpoint
-    async def ask(self, port: Any) -> None: ...  # type: ignore[override]
+    async def ask(self, port: Any) -> None: ...
 
     @endpoint
-    async def swallow(self, port: Any) -> None: ...  # type: ignore[override]
+    async def swallow(self, port: Any) -> None: ...
 
     @endpoint
-    async def block_signals(self, port: Any) -> None: ...  # type: ignore[override]
+    async def block_signals(self, port: Any) -> None: ...
 
     async def __cleanup__(self, error: Exception | None) -> None:  # type: ignore[override]
         self.note(f"cleanup {error}")

@@ -274,11 +274,11 @@ class ProcMesh(MeshTrait):
 
         Actors handle earlier messages before they stop. In a process whose actors take longer than
         `stop_actor_timeout`, the endpoint on the main thread is interrupted and has
-        `cleanup_timeout` to end; then the process exits without waiting for them. If a stop takes longer than 2 seconds,
-        a line on stderr names the actors, the lines that they execute, and when they end.
-        Operations on distributed tensors are waited for before anything is stopped, at most
-        `stop_actor_timeout`. A second call returns the same future. Raises ValueError on a slice
-        or a received mesh, and for an impossible timeout.
+        `cleanup_timeout` to end; then the process exits without waiting for them. If a stop takes
+        longer than 2 seconds, a line on stderr names the actors, the lines that they execute, and
+        when they end. Operations on distributed tensors are waited for before anything is stopped,
+        at most `stop_actor_timeout`. A second call returns the same future. Raises ValueError on a
+        slice or a received mesh, and for an impossible timeout.
         """
         if timeout is not None:
             _check_timeout(timeout)

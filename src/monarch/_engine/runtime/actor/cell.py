@@ -2,8 +2,8 @@
 
 A SPAWN frame creates a cell on the reactor, and the cell gets a thread: the actor's constructor,
 endpoints and hooks run there and nowhere else. It is a thread of its own or, for one actor of a
-worker, the main one (`main_thread`). A *behaviour*, made by the mesh layer
-from the SPAWN body on that thread, knows the user's class. The cell knows messages.
+worker, the main one (`main_thread`). A *behaviour*, made by the mesh layer from the SPAWN body on
+that thread, knows the user's class. The cell knows messages.
 
 States: ``STARTING`` (constructing) -> ``RUNNING`` -> ``DEAD``. An actor ends by a failure or by a
 stop. Either way two steps happen, once each, in this order:

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import contextvars
 import os
-import queue
 import signal
 import sys
 import threading

@@ -1,7 +1,8 @@
 """Spawning: makes the actor that a SPAWN frame describes.
 
-The actor gets a thread at once, the main one if that is free. The thread decodes the frame's body, which describes what to
-construct. The bootstrap callable of `spawn_procs` is an actor, too, and holds back the others.
+The actor gets a thread at once, the main one if that is free. The thread decodes the frame's body,
+which describes what to construct. The bootstrap callable of `spawn_procs` is an actor, too, and
+holds back the others.
 """
 
 from __future__ import annotations

@@ -6,8 +6,9 @@ request have in common. `proc_main` is what a forked proc runs. `main` is behind
 launcher itself starts is in `agent_start`, how a script becomes a client in `client`.)
 
 A proc's main thread runs one of its actors (`runtime/actor/main_thread.py`) until a stop was
-requested and all actors have ended. Then it runs `atexit` handlers, drops the user's modules (so that module-level objects are finalised), and exits
-without tearing down what came from the launcher, which is most of an interpreter's exit time.
+requested and all actors have ended. Then it runs `atexit` handlers, drops the user's modules (so
+that module-level objects are finalised), and exits without tearing down what came from the
+launcher, which is most of an interpreter's exit time.
 """
 
 from __future__ import annotations
