@@ -41,7 +41,7 @@ def serve(proc: Proc) -> None:
         return
     if proc.client:
         _attend(proc)
-    elif not proc.spec.get("captured"):
+    elif "rank" in proc.spec and not proc.spec.get("captured"):  # (a child of a proc has none)
         proc_streams.install(proc)
 
 

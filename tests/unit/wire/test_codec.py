@@ -809,8 +809,8 @@ def test_a_class_whose_objects_were_sent_is_not_kept() -> None:
         pass
 
     assert there(Made(1)).value == 1
-    assert Made not in codec._reducers
-    assert Plain not in codec._reducers
+    assert Made not in codec.reducers
+    assert Plain not in codec.reducers
 
 
 def test_reducers_that_are_registered_later_count(monkeypatch: pytest.MonkeyPatch) -> None:
