@@ -97,8 +97,8 @@ def spawn_cell(proc: Proc, link: FrameLink, frame: Frame) -> None:
 
         run = run_async
     # The bootstrap's actor stays, and actors of this process have an owner beside them.
-    aside = proc.main is None or frame.flags & SETUP or cell.owner == proc.uid
-    if aside or not proc.main.take(cell, run):
+    main = None if frame.flags & SETUP or cell.owner == proc.uid else proc.main
+    if main is None or not main.take(cell, run):
         try:
             cell.start(run)
         except RuntimeError as error:
