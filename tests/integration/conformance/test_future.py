@@ -80,7 +80,7 @@ def test_a_future_is_not_picklable(worker):
     with pytest.raises(TypeError, match="pickle"):
         cloudpickle.dumps(future)
     with pytest.raises(TypeError, match="pickle"):
-        worker.echo.call_one(future)
+        worker.echo.broadcast(future)  # (here a call waits for the future, and sends its value)
 
 
 # --- get -----------------------------------------------------------------------------------------

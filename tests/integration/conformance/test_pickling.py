@@ -579,7 +579,7 @@ def test_shapes_travel(echo, value):
 )
 def test_what_does_not_travel(echo, make):
     with pytest.raises(TypeError, match="pickle"):
-        echo.echo.call_one(make(echo))
+        echo.echo.broadcast(make(echo))  # (here a call takes a future, and sends its value)
 
 
 # --- numpy ---------------------------------------------------------------------------------------

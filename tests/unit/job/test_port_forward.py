@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+pytest.importorskip("kubernetes", reason="needs the client of Kubernetes")
 from monarch.job.kubernetes.port_forward import _first_line
 
 

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from monarch.job.kubernetes import KubernetesJob
 from monarch.job.spmd.schedulers import job_of
+
+pytest.importorskip("kubernetes", reason="needs the client of Kubernetes")
+from monarch.job.kubernetes import KubernetesJob
 
 
 @pytest.mark.parametrize("amounts", [{}, {"cpu": 2, "memMB": 512}, {"gpu": 8}])
