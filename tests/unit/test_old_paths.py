@@ -102,7 +102,10 @@ def test_folders_are_packages_whose_modules_are_attributes(module: str) -> None:
     package = load(module)
 
     assert package.__path__ == []
-    for name in below:
+    for name in sorted(below):
+        home = _compat.SAME.get(f"{module}.{name}", "")
+        if without_torch and home.startswith("monarch._tensors"):
+            continue
         assert getattr(package, name) is sys.modules[f"{module}.{name}"]
 
 
