@@ -22,6 +22,12 @@ OPTIONS = argparse.Namespace(
 )
 
 
+@pytest.fixture(autouse=True)
+def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take back the name of the secret's file, which a node sets for its process."""
+    monkeypatch.setenv("MONARCH_JOB_SECRET_FILE", "")
+
+
 def cannot(error: Exception) -> Any:
     def serve(*_: object, **__: object) -> None:
         raise error

@@ -23,6 +23,8 @@ class Proc:
 
     def __init__(self, links: list[Any]) -> None:
         self.local = Link()
+        self.main = None
+        self.uid = 99
         self._links = links
         self.asked: list[Any] = []
         self.queries: list[tuple[int, ...]] = []

@@ -76,9 +76,9 @@ def reduce_exception(error: BaseException, pickler: Any) -> Any:
     """Return the value of ``reducer_override`` of a pickler of `codec` for an exception."""
     pickler.has_exceptions = True
     kind = type(error)
-    links = _links_of(error, pickler.picklers) if pickler.chained else None
+    linked = _links_of(error, pickler.picklers) if pickler.chained else None
     if not _is_plain(kind):
-        return NotImplemented if links is None else _own_reduction(error, links)
+        return NotImplemented if linked is None else _own_reduction(error, linked)
     reduction: Any = kind.__reduce__(error)
     _, call, values = (*reduction, None)[:3]
     args = _ARGS.__get__(error)
@@ -94,7 +94,7 @@ def reduce_exception(error: BaseException, pickler: Any) -> Any:
         if parts.lacks:
             notes = values.get("__notes__")
             values["__notes__"] = [*(notes if isinstance(notes, list) else ()), parts.note()]
-    state = (values, None, args, members, links)
+    state = (values, None, args, members, linked)
     return rebuilt, (kind, call, made_of), state, None, None, restore
 
 
@@ -109,7 +109,7 @@ def _is_plain(kind: Any) -> bool:
     )
 
 
-def _own_reduction(error: BaseException, links: Any) -> Any:
+def _own_reduction(error: BaseException, linked: Any) -> Any:
     """Return the reduction that the class has asked for, and the chain with it."""
     registered: Any = copyreg.dispatch_table.get(type(error))
     own: Any = error.__reduce_ex__(5) if registered is None else registered(error)
@@ -117,7 +117,7 @@ def _own_reduction(error: BaseException, links: Any) -> Any:
         return own  # the name of a global, or an error of the class, as pickle will say
     parts: list[Any] = [*own, None, None, None, None]
     function, args, state, items, pairs, setter = parts[:6]
-    return function, args, (state, setter, None, {}, links), items, pairs, restore
+    return function, args, (state, setter, None, {}, linked), items, pairs, restore
 
 
 @functools.lru_cache(maxsize=256)
@@ -189,7 +189,7 @@ def _new_of(kind: Any) -> Any:
 
 def restore(error: Any, state: tuple[Any, ...]) -> None:
     """Set what an exception has besides the arguments of its class; for pickle."""
-    values, setter, args, members, links = state
+    values, setter, args, members, linked = state
     if setter is not None:
         setter(error, values)
     elif args is None:  # of a class with a reduction of its own
@@ -201,8 +201,8 @@ def restore(error: Any, state: tuple[Any, ...]) -> None:
         _ARGS.__set__(error, args)
         for name, value in members.items():
             _set_member(error, name, value)
-    if links is not None and issubclass(type(error), BaseException):
-        _link(error, *links)
+    if linked is not None and issubclass(type(error), BaseException):
+        _link(error, *linked)
 
 
 def _set_attributes(error: BaseException, values: dict[str, Any]) -> None:
@@ -234,7 +234,7 @@ def _links_of(error: BaseException, picklers: Picklers) -> Any:
     A context that the program has suppressed (``raise ... from None``) is not sent.
     """
     chain, places = [error], {id(error): 0}
-    links: list[tuple[int | None, int | None, bool]] = []
+    linked: list[tuple[int | None, int | None, bool]] = []
     for each in chain:  # which grows meanwhile
         suppressed: bool = _SUPPRESS.__get__(each)
         cause, context = _CAUSE.__get__(each), _CONTEXT.__get__(each)
@@ -242,8 +242,8 @@ def _links_of(error: BaseException, picklers: Picklers) -> Any:
             if other is not None and id(other) not in places and len(chain) < _LONGEST_CHAIN:
                 places[id(other)] = len(chain)
                 chain.append(other)
-        links.append((places.get(id(cause)), places.get(id(context)), suppressed))
-    return None if len(chain) == 1 else (links, [_pickled(e, picklers) for e in chain[1:]])
+        linked.append((places.get(id(cause)), places.get(id(context)), suppressed))
+    return None if len(chain) == 1 else (linked, [_pickled(e, picklers) for e in chain[1:]])
 
 
 def _pickled(error: BaseException, picklers: Picklers) -> tuple[bytes | None, str]:
@@ -257,11 +257,11 @@ def _pickled(error: BaseException, picklers: Picklers) -> tuple[bytes | None, st
 
 def _link(
     error: BaseException,
-    links: list[tuple[int | None, int | None, bool]],
+    linked: list[tuple[int | None, int | None, bool]],
     pickles: list[tuple[bytes | None, str]],
 ) -> None:
     chain = [error, *(_unpickled(stream, summary) for stream, summary in pickles)]
-    for each, (cause, context, suppressed) in zip(chain, links, strict=True):
+    for each, (cause, context, suppressed) in zip(chain, linked, strict=True):
         if cause is not None:
             _CAUSE.__set__(each, chain[cause])
         if context is not None:

@@ -1053,6 +1053,7 @@ class Proc:
         it. Before that it calls `rejoin`, which is to connect the agent. `spec` and `stop` as in a
         new proc. The sockets of the parent are closed, so that the child keeps no process alive.
         """
+        self.directs.close_in_child()  # while the links know their connections
         inherited: dict[int, StreamLink] = {}
         for link in [*self.every_link(), self.agent]:
             if isinstance(link, Link):
@@ -1062,7 +1063,6 @@ class Proc:
                 else:
                     link.abandon(FORKED.error)
         self.local.lost = FORKED.error
-        self.directs.close_in_child()
         self.reactor.close()
         moves, successors, first_port = self.moves, self.successors, next(self.port_ids)
         label = f"child-{os.getpid()}"
