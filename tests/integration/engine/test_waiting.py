@@ -169,11 +169,13 @@ def test_an_attach_says_what_it_waits_for(
 def test_a_block_that_waits_says_what_is_known_best(
     impatient: None, expect: Callable[[str], re.Match[str]]
 ) -> None:
+    before = {*threading.enumerate()}  # a wait of an earlier test may still end
     with progress.progress("waiting for all"):
         expect("monarch: waiting for all ...")
         with progress.progress(lambda: "waiting for one"):
             expect("monarch: waiting for one ...")
-    assert not any(thread.name == "monarch-progress" for thread in threading.enumerate())
+    new = {*threading.enumerate()} - before
+    assert not any(thread.name == "monarch-progress" for thread in new)
 
 
 WORKER = """
