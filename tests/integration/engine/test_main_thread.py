@@ -119,7 +119,8 @@ def test_one_actor_at_a_time_has_the_main_thread(fresh: Fresh) -> None:
 
 
 def test_a_bootstrap_callable_leaves_the_main_thread_to_the_first_actor(fresh: Fresh) -> None:
-    place = fresh(bootstrap=lambda: None).spawn("place", Place)
+    """So do the actors that it spawns on its process."""
+    place = fresh(bootstrap=lambda: this_proc().spawn("own", Place) and None).spawn("place", Place)
     assert place.is_main.call_one().get(timeout=WAIT)
 
 
@@ -346,33 +347,3 @@ def test_a_constructor_is_interrupted(fresh: Fresh) -> None:
     assert said.recv().get(timeout=WAIT) == "finally"
     with pytest.raises(SupervisionError, match="it is late"):
         stuck.pid.call_one().get(timeout=WAIT)
-
-
-class Rounds(Actor):
-    """An actor that is in code of the engine most of the time."""
-
-    @endpoint
-    def go(self, other: Any, port: Any) -> None:
-        port.send("begun")
-        while True:
-            other.pid.call_one().get(timeout=WAIT)
-
-
-def test_an_interrupt_leaves_the_links_of_the_process_whole(fresh: Fresh) -> None:
-    """It is raised in no code of the engine, which would be left in the middle of a send."""
-    procs, other = fresh(), fresh().spawn("other", Inside)
-    for _ in range(20):
-        port, begun = Channel[str].open()
-        rounds = procs.spawn("rounds", Rounds)
-        rounds.go.broadcast(other, port)
-        assert begun.recv().get(timeout=WAIT) == "begun"
-        rounds.stop(timeout=0).get(timeout=WAIT)
-    asks = procs.spawn("asks", Asks)
-    assert asks.pid_of.call_one(other).get(timeout=WAIT)
-
-
-class Asks(Actor):
-    @endpoint
-    def pid_of(self, other: Any) -> int:
-        pid: int = other.pid.call_one().get(timeout=WAIT)
-        return pid

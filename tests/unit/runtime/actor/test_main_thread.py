@@ -1,0 +1,57 @@
+"""An interrupt is raised in code of the program, and in waits of the program for the engine."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import monarch
+from monarch._engine.mesh.results.future import Future
+from monarch._engine.runtime.actor.main_thread import WAITS, _is_programs
+
+PACKAGE = monarch.__path__[0] + "/_engine/runtime/proc/proc.py"
+LIBRARY = threading.__file__
+PROGRAM = "/home/me/train.py"
+
+
+def frame_of(*files: str) -> FrameType:
+    """Return the innermost frame of functions that call each other, each in one of the files."""
+    scope: dict[str, Any] = {"inner": sys._getframe}
+    for file in reversed(files):
+        exec(compile("def call(inner=inner): return inner()", file, "exec"), scope)
+        scope["inner"] = scope["call"]
+    found: FrameType = scope["inner"]()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("files", "is_programs"),
+    [
+        ([PACKAGE, PROGRAM], True),
+        ([PACKAGE, PROGRAM, LIBRARY], True),
+        ([PACKAGE, PROGRAM, LIBRARY, "<frozen importlib._bootstrap>"], True),
+        ([PACKAGE], False),
+        ([PACKAGE, LIBRARY], False),
+        ([PACKAGE, PROGRAM, PACKAGE], False),
+        ([PACKAGE, PROGRAM, PACKAGE, LIBRARY], False),
+        ([PACKAGE, PROGRAM, PACKAGE, "<frozen importlib._bootstrap>"], False),
+    ],
+)
+def test_the_first_frame_outside_of_the_library_decides(
+    files: list[str], is_programs: bool
+) -> None:
+    assert _is_programs(frame_of(*files)) == is_programs
+
+
+def test_a_wait_for_an_answer_may_be_left() -> None:
+    assert vars(Future)["_block"].__code__ in WAITS
+    frame = frame_of(PROGRAM, PACKAGE)
+    WAITS.add(frame.f_code)
+    try:
+        assert _is_programs(frame)
+    finally:
+        WAITS.discard(frame.f_code)
