@@ -120,7 +120,9 @@ def test_one_actor_at_a_time_has_the_main_thread(fresh: Fresh) -> None:
 
 def test_a_bootstrap_callable_leaves_the_main_thread_to_the_first_actor(fresh: Fresh) -> None:
     """So do the actors that it spawns on its process."""
-    place = fresh(bootstrap=lambda: this_proc().spawn("own", Place) and None).spawn("place", Place)
+    procs = fresh(bootstrap=lambda: this_proc().spawn("own", Place) and None)
+    procs.initialized.get(timeout=WAIT)
+    place = procs.spawn("place", Place)
     assert place.is_main.call_one().get(timeout=WAIT)
 
 
