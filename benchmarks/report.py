@@ -91,8 +91,6 @@ def overview(results: Results) -> list[str]:
 def files(results: Results) -> str:
     """Return the names of the commit and of the folders that were measured."""
     commit = f"commit {results.machine['commit']}"
-    if not all(folder in results.machine for folder in MEASURED):
-        return f"{commit} (not in this history; the next bench makes these figures anew)"
     trees = ", ".join(f"`{folder}` {results.machine[folder]}" for folder in MEASURED)
     return f"{commit} ({trees})"
 

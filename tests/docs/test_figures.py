@@ -14,8 +14,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", "docs/performance.md", "docs/reliability.md")
 FOLDERS = ("src", "benchmarks/programs")
-OLDER = "commit ef99582 (not in this history; the next bench makes these figures anew)"
-"""What the pages say of the one run that was published before they named folders."""
 
 
 def git(*arguments: str, given: str = "") -> str:
@@ -42,8 +40,6 @@ def test_figures_are_of_files_that_the_repository_has(
 ) -> None:
     text = (ROOT / page).read_text()
     named = re.findall(r"commit \w+ \(`src` (\w{12}), `benchmarks/programs` (\w{12})\)", text)
-    if OLDER in text:
-        pytest.skip(f"figures of another history: {OLDER}")
     assert len(named) == 1
     assert set(named) <= history
 
