@@ -1,4 +1,4 @@
-"""What a handle costs in children of the script: the first call of a forked child, the next ones.
+"""The cost of a handle in children of the script: the first call of a forked child, the next ones.
 
 A child says when it begins and when it has its answer, by the system's clock, which all processes
 share. Eight children begin when the last one is there.

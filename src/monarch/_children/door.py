@@ -21,24 +21,22 @@ import functools
 import importlib
 import os
 import socket
-import struct
 import sys
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from monarch._spi import inheritance, is_simulated, settings, start_agent, when_forked
+from monarch._spi import inheritance, is_simulated, peer_of, settings, start_agent, when_forked
 
 if TYPE_CHECKING:
     from monarch._spi import Proc
 
-__all__ = ["Invitation", "end_of", "hand_on", "invitation", "open_to_children", "peer_of"]
+__all__ = ["Invitation", "end_of", "hand_on", "invitation", "open_to_children"]
 
 KEY = "monarch"
 """The key of the invitation in the configuration of multiprocessing's processes."""
 
 _BACKLOG = 1024  # children that connect at once
 _END = "\0monarch-child"
-_CREDENTIALS = struct.Struct("3i")
 
 
 class Invitation(NamedTuple):
@@ -155,10 +153,3 @@ def _uid_at(name: object) -> int | None:
         return int(uid, 16) if what == _END and len(uid) <= 16 else None
     except ValueError:
         return None
-
-
-def peer_of(sock: socket.socket) -> tuple[int, int]:
-    """Return the pid and the user of the process at the other end."""
-    packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, user, _ = _CREDENTIALS.unpack(packed)
-    return pid, user

@@ -16,8 +16,8 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
-from monarch._children.door import end_of, invitation, peer_of
-from monarch._spi import FAILED, INFRASTRUCTURE, Verdict, child_proc, new_uid, settings
+from monarch._children.door import end_of, invitation
+from monarch._spi import FAILED, INFRASTRUCTURE, Verdict, child_proc, new_uid, peer_of, settings
 
 if TYPE_CHECKING:
     from monarch._spi import Proc

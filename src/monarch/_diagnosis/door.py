@@ -12,10 +12,11 @@ import functools
 import json
 import os
 import socket
-import struct
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
+
+from monarch._spi import peer_of
 
 if TYPE_CHECKING:
     from monarch._spi import Reactor
@@ -56,7 +57,7 @@ def _accept(sock: socket.socket, _mask: int) -> None:
         connection, _ = sock.accept()
     except (BlockingIOError, ConnectionError):
         return
-    if _user_of(connection) not in (os.getuid(), 0) or not _MOST.acquire(blocking=False):
+    if peer_of(connection)[1] not in (os.getuid(), 0) or not _MOST.acquire(blocking=False):
         connection.close()
         return
     start_thread("monarch-why", lambda: _serve(connection))
@@ -94,13 +95,6 @@ def _request(connection: socket.socket) -> dict[str, Any]:
     return asked
 
 
-def _user_of(connection: socket.socket) -> int:
-    size = struct.calcsize("3i")
-    packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    user: int = struct.unpack("3i", packed)[1]
-    return user
-
-
 def running_scripts() -> list[int]:
     """Return the pids of the scripts of this user (root: of all users) on this machine."""
     with open(_SEEN, encoding="utf-8", errors="replace") as file:
@@ -130,7 +124,7 @@ def knock(pid: int, request: dict[str, Any], timeout: float) -> socket.socket:
     try:
         sock.settimeout(timeout)
         sock.connect(f"\0monarch/{user}/{pid}")
-        if _user_of(sock) not in (user, 0):
+        if peer_of(sock)[1] not in (user, 0):
             raise PermissionError(f"the socket of process {pid} belongs to another user")
         sock.sendall(json.dumps(request).encode() + b"\n")
     except BaseException:

@@ -153,6 +153,7 @@ if TYPE_CHECKING:
     from monarch._engine.shapes import MeshTrait
     from monarch._engine.transport.frame_link import FrameLink
     from monarch._engine.transport.link import Link
+    from monarch._engine.transport.unix_peer import peer_of
     from monarch._engine.wire.call_meta import route
     from monarch._engine.wire.codec import (
         by_value_pickler,
@@ -345,6 +346,7 @@ __all__ = [
     "own_uid",
     "parse_duration",
     "path_end",
+    "peer_of",
     "plain_tensor",
     "process_context",
     "progress",
@@ -463,6 +465,7 @@ _NAMES = {
     "_engine.shapes": "MeshTrait",
     "_engine.transport.frame_link": "FrameLink",
     "_engine.transport.link": "Link",
+    "_engine.transport.unix_peer": "peer_of",
     "_engine.wire.call_meta": "route",
     "_engine.wire.codec": (
         "by_value_pickler decode encode reducer_of reducers register_reducer travels_by_name"

@@ -20,7 +20,6 @@ import itertools
 import os
 import socket
 import stat
-import struct
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -28,6 +27,8 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import cloudpickle
+
+from monarch._spi import peer_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -77,7 +78,7 @@ class Published:
                     sock, _ = self._listener.accept()
                 except OSError:  # closed
                     break
-                if _peer(sock)[1] != os.getuid():
+                if peer_of(sock)[1] != os.getuid():
                     sock.close()
                     continue
                 link = _Link(sock)
@@ -239,7 +240,7 @@ class _Client:
     """The connection to the script that has published a name."""
 
     def __init__(self, sock: socket.socket, name: str) -> None:
-        self.name = f"{name!r}, published by process {_peer(sock)[0]}"
+        self.name = f"{name!r}, published by process {peer_of(sock)[0]}"
         self._link = _Link(sock)
         self._numbers = itertools.count()
         self._calls: dict[int, Call[Any]] = {}
@@ -366,7 +367,7 @@ class _Place:
         except (FileNotFoundError, ConnectionRefusedError):  # or its process was killed
             sock.close()
             return None
-        if _peer(sock)[1] != os.getuid():
+        if peer_of(sock)[1] != os.getuid():
             sock.close()
             raise PermissionError(f"{self._name!r} is published by another user")
         return sock
@@ -381,7 +382,7 @@ class _Place:
         known = self.connect()
         if known is not None:
             with known:
-                pid = _peer(known)[0]
+                pid = peer_of(known)[0]
             self.__exit__()
             raise RuntimeError(f"process {pid} publishes {self._name!r} already")
         self.remove()  # of a process that was killed
@@ -389,13 +390,6 @@ class _Place:
         listener.bind(self._address)
         listener.listen()
         return listener
-
-
-def _peer(sock: socket.socket) -> tuple[int, int]:
-    """Return the process and the user at the other end."""
-    size = struct.calcsize("3i")
-    pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
-    return pid, uid
 
 
 class _Link:

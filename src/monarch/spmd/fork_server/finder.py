@@ -9,14 +9,13 @@ import json
 import os
 import socket
 import stat
-import struct
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
-from monarch._spi import python_command
+from monarch._spi import peer_of, python_command
 from monarch.spmd.message import VERSION, Messages, send
 
 __all__ = [
@@ -222,7 +221,6 @@ def _locked(folder: str) -> Generator[None]:
 def check_peer(sock: socket.socket) -> None:
     """Raise PermissionError if the peer is a process of another user."""
     if hasattr(socket, "SO_PEERCRED"):
-        data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        uid = struct.unpack("3i", data)[1]
+        _, uid = peer_of(sock)
         if uid != os.getuid():
             raise PermissionError(f"the fork server or its client belongs to another user ({uid})")

@@ -279,7 +279,7 @@ def test_another_user_is_refused_unless_the_secret_is_shared(
 def test_a_secret_that_is_named_may_be_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = socket.socketpair()
     with one, other:
-        monkeypatch.setattr(host_identity, "_peer_user", lambda _sock: 65534)
+        monkeypatch.setattr(host_identity, "peer_of", lambda _sock: (1, 65534))
         monkeypatch.delenv("MONARCH_JOB_SECRET_FILE", raising=False)
         monkeypatch.setenv("MONARCH_SECRET_FILE", "/somewhere")
         check_user(one)
@@ -295,7 +295,7 @@ def test_root_and_this_user_are_let_in(
 ) -> None:
     for name in ("MONARCH_SECRET_FILE", "MONARCH_JOB_SECRET_FILE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(host_identity, "_peer_user", lambda _sock: uid)
+    monkeypatch.setattr(host_identity, "peer_of", lambda _sock: (1, uid))
     monkeypatch.setattr(os, "getuid", lambda: 1000)
     one, other = socket.socketpair()
     with one, other:

@@ -16,7 +16,7 @@ run. Three rules keep that safe:
 * It raises nothing once the endpoint has ended (`Cell.spared`), so `__cleanup__` is left alone.
 
 A handler of the program may raise anywhere, also between two messages. Then a message may be lost
-that was just taken, and its caller would wait for ever. So such an error ends the process, as it
+that was just taken, and its caller would wait without end. So such an error ends the process, as it
 ends any other Python program.
 
 Rejected: exceptions set from another thread (`PyThreadState_SetAsyncExc`), which would reach actors

@@ -28,12 +28,12 @@ import functools
 import ipaddress
 import os
 import socket
-import struct
 import sys
 from collections.abc import Callable, Sequence
 
 from monarch._engine.base.address import ChannelAddr
 from monarch._engine.protocol.session.handshake import HandshakeError
+from monarch._engine.transport.unix_peer import peer_of
 
 __all__ = [
     "INVITATION",
@@ -56,7 +56,6 @@ Verdict = Callable[[str], str]
 """Returns what this listener is called if a dialer means another one; else an empty string."""
 
 _TLS = ("tls://", "metatls://")
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 # -- the dialer's side -----------------------------------------------------------------------------
@@ -179,19 +178,13 @@ def check_user(sock: socket.socket) -> None:
     """Raise HandshakeError for a Unix socket whose other end belongs to another user."""
     if sock.family != getattr(socket, "AF_UNIX", None) or sys.platform != "linux":
         return
-    uid = _peer_user(sock)
+    _, uid = peer_of(sock)
     if uid in (os.getuid(), 0) or _shared_on_purpose():
         return
     raise HandshakeError(
         f"the other side belongs to another user (uid {uid}, this side is {os.getuid()}): to work "
         "together, both name the file of their secret with MONARCH_SECRET_FILE"
     )
-
-
-def _peer_user(sock: socket.socket) -> int:
-    told = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    uid: int = _CREDENTIALS.unpack(told)[1]
-    return uid
 
 
 def _shared_on_purpose() -> bool:

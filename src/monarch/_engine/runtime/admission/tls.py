@@ -66,7 +66,7 @@ def own_digest() -> bytes:
 def _context(context: ssl.SSLContext) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
-    with _pem("CERT") as cert:  # by itself: below, its errors would be told as those of the key
+    with _pem("CERT") as cert:  # by itself: below, its errors would be reported as those of the key
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cert)
     with _pem("CERT") as cert, _pem("KEY") as key:
         context.load_cert_chain(cert, key, password=_no_passphrase)

@@ -183,8 +183,8 @@ class Agent:
             "forget": lambda link, message, fds: self.keep_job().forget(message["uid"]),
             # This follows the answers to all earlier requests.
             "heartbeat": lambda link, message, fds: self.tell(link, message),
-            "join": self._on_join,
             "here": lambda link, message, fds: self.keep_job().driver_is_here(link),
+            "join": self._on_join,
             "keep": lambda link, message, fds: self.keep_job().keep(message, fds),
             "log_drawn": self._on_log_drawn,
             "log_flush": self._on_log_flush,

@@ -7,7 +7,6 @@ import os
 import resource
 import signal
 import socket
-import struct
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,6 +26,7 @@ from monarch._engine.runtime.agent.launchers import LauncherLink, Launchers
 from monarch._engine.runtime.agent.output import Output, Uncaptured
 from monarch._engine.runtime.io import environment as environments
 from monarch._engine.transport.link import Link
+from monarch._engine.transport.unix_peer import peer_of
 
 __all__ = ["Process", "Processes"]
 
@@ -110,12 +110,10 @@ class Processes:
 
     def join(self, uid: int, sock: socket.socket) -> None:
         """Add a member that another one has started by itself; `sock` leads to it."""
-        credentials = struct.Struct("3i")
-        packed = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size)
         link = self._links.connect(sock, f"proc {uid:x}")
         link.uid = uid
         process = self._processes[uid] = Process(uid, link)
-        process.pid = credentials.unpack(packed)[0]
+        process.pid, _ = peer_of(sock)
         with contextlib.suppress(
             OSError
         ):  # it has exited, and its link is closed; or an old kernel

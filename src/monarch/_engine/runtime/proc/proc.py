@@ -88,7 +88,7 @@ from monarch._engine.wire.frame import (
 if TYPE_CHECKING:
     from monarch._engine.runtime.proc.printer import Printer
 
-__all__ = ["FORKED", "Proc", "new_uid"]
+__all__ = ["Proc", "new_uid"]
 
 
 _VERDICTS = 10_000  # verdicts of processes that are kept
