@@ -23,13 +23,6 @@ WITHOUT_AGENT = Verdict(FAILED, "the host agent ended")
 
 
 @pytest.fixture
-def proc() -> Iterator[Proc]:
-    made = Proc(1, "test", lambda proc, link, frame: None, lambda proc, frame: None, client=False)
-    yield made
-    made.reactor.close()
-
-
-@pytest.fixture
 def link(proc: Proc) -> Iterator[Any]:
     ours, theirs = socket.socketpair()
     yield proc.adopt(ours, PEER)

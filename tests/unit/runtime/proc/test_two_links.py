@@ -19,13 +19,6 @@ EXITED = Verdict(FAILED, "it exited")
 
 
 @pytest.fixture
-def proc() -> Iterator[Proc]:
-    made = Proc(1, "test", lambda proc, link, frame: None, lambda proc, frame: None, client=False)
-    yield made
-    made.reactor.close()
-
-
-@pytest.fixture
 def ends() -> Iterator[tuple[list[Any], list[Any]]]:
     """Yield both ends of two socket pairs."""
     ours, theirs = zip(socket.socketpair(), socket.socketpair(), strict=True)
