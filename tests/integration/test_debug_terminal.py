@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 import subprocess
 import sys
@@ -121,10 +122,26 @@ def test_a_session_outlives_a_terminal_that_is_killed(
         second.type("continue" + ENTER)
         assert script.stdout.readline() == "[21, 42]\n"
         script.wait(WAIT)
-        second.until("closed the connection")
+        second.until("The program ends. Bye.")  # drawn at the prompt, or read together with it
         assert second.process.wait(WAIT) == 0
     finally:
         second.close()
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_prompt_ends_with_the_connection(at_once: bool, tmp_path: Path) -> None:
+    """The prompt is drawn already, or the end comes together with it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        terminal = debugger(str(server.getsockname()[1]), tmp_path)
+        try:
+            with server.accept()[0] as connection:
+                connection.sendall(b"monarch_dbg> ")
+                if not at_once:
+                    terminal.until("monarch_dbg> ")
+            terminal.until("closed the connection")
+            assert terminal.process.wait(WAIT) == 0
+        finally:
+            terminal.close()
 
 
 def test_a_line_that_is_edited_is_drawn_again_below_text_that_arrives(

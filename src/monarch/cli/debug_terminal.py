@@ -76,13 +76,6 @@ class _Dialogue:
 
         readline.set_startup_hook(drawn)
         while True:
-            self._editing = True
-            try:
-                return input(_coloured(prompt))
-            except _Arrived as arrived:
-                typed = arrived.typed
-            finally:
-                self._editing = self._drawn = False
             with self._changed:
                 self._news = False
                 self._changed.notify_all()
@@ -93,6 +86,13 @@ class _Dialogue:
                 if self._prompt is not None:
                     prompt, self._prompt = self._prompt, None
                     self.at_console = prompt == _CONSOLE
+                self._editing = True  # from here on the thread interrupts the editor
+            try:
+                return input(_coloured(prompt))
+            except _Arrived as arrived:
+                typed = arrived.typed
+            finally:
+                self._editing = self._drawn = False
 
     def send(self, line: str) -> None:
         """Send a line that answers the prompt."""

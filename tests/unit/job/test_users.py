@@ -97,8 +97,7 @@ def test_a_forked_child_can_join_a_job_whatever_a_thread_did(
 ) -> None:
     """A thread that the child does not have held the lock, and the files are the parent's."""
     join(folder)
-    files = dict(module._joined)
-    (kept,) = (os.dup(fd) for fd in files.values())
+    kept = os.dup(module._joined[folder])
     with monkeypatch.context() as child:
         child.setattr(module, "_lock", threading.Lock())
         child.setattr(module, "_joined", {folder: kept})
