@@ -24,7 +24,7 @@ import grpo  # exits with a hint if torch is not installed
 import torch
 from grpo import Groups
 
-from monarch import Tensor, inspect, no_mesh, reduce, to_mesh
+from monarch import Tensor, inspect, reduce, to_mesh
 from monarch.actor import endpoint, this_host
 
 
@@ -62,8 +62,7 @@ class Learner(grpo.Learner):
             (loss + grpo.KL * distance).backward()
             for parameter in self.policy.parameters():
                 parameter.grad = reduce(parameter.grad, "procs", "avg")
-            with no_mesh.activate():  # its step counters are tensors of this actor
-                self.optimizer.step()
+            self.optimizer.step()
             figures = reduce(torch.stack([loss, distance]).detach(), "procs", "avg")
             loss, distance = inspect(figures).tolist()  # waits for the processes
             return loss, distance

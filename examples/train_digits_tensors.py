@@ -3,8 +3,8 @@
 The training of examples/train_digits.py, without actors: one script, ordinary torch code. The
 network and the 1,797 images move to a mesh of processes, so each of them has a replica. From then
 on each operation of the script runs in all processes, on the local data there. A coordinate of the
-mesh (`rank`) makes the difference: each process picks its own share of a batch. One `reduce`
-averages the gradients of the processes.
+mesh (`rank`) makes the difference: each process picks its own share of a batch. `data_parallel`
+averages the gradients of the processes in each backward.
 
     python examples/train_digits_tensors.py                       # 2 processes, on CPUs
     python examples/train_digits_tensors.py --procs 4 --epochs 30
@@ -30,6 +30,7 @@ try:
 
     from monarch import Tensor, inspect, no_mesh, reduce, to_mesh
     from monarch.actor import this_host
+    from monarch.parallel import data_parallel
 except ImportError as missing:
     sys.exit(f"{missing}. Try: pip install 'pymonarch[examples]'")
 
@@ -80,13 +81,12 @@ class Training:
 
     def epoch(self, number: int) -> list[float]:
         """Train once on all training images; return the mean loss of each step."""
-        with no_mesh.activate():
-            count = len(self.data.labels)
+        count = len(self.data.labels)
+        with no_mesh.activate():  # random numbers of the script, the same for all processes
             order = torch.randperm(
                 count, generator=torch.Generator().manual_seed(self.seed + number)
-            ).tolist()
-        # A tensor of the script reaches the processes as a constant.
-        order = torch.tensor(order, device=self.device)
+            )
+        order = to_mesh(order, self.rank.mesh).to(self.device)
         losses = [
             self.step(self.share(order[start : start + GLOBAL_BATCH]))
             for start in range(0, count - GLOBAL_BATCH + 1, GLOBAL_BATCH)
@@ -98,19 +98,9 @@ class Training:
         guesses = self.model(self.data.images[batch])
         loss = nn.functional.cross_entropy(guesses, self.data.labels[batch])
         self.optimizer.zero_grad()
-        loss.backward()
-        gradients = [parameter.grad for parameter in self.model.parameters()]
-        # One message for all gradients and the loss.
-        flat = torch.cat([loss.detach().view(1), *(each.flatten() for each in gradients)])
-        mean = reduce(flat, "procs", "avg")
-        means = mean.split([1, *(each.numel() for each in gradients)])
-        for gradient, averaged in zip(gradients, means[1:], strict=True):
-            gradient.copy_(averaged.view_as(gradient))
-        # The optimizer counts its steps in tensors of its own and reads them; without an active
-        # mesh these are ordinary tensors of this script.
-        with no_mesh.activate():
-            self.optimizer.step()
-        return means[0].view(())
+        loss.backward()  # averages the gradients, as the model is data parallel
+        self.optimizer.step()
+        return reduce(loss.detach(), "procs", "avg")
 
     def accuracy(self) -> float:
         """Return the part of the test images that the network recognizes."""
@@ -180,6 +170,7 @@ def main() -> int:
     curve: list[float] = []
     with mesh.activate():
         model, data = to_mesh((model, data), mesh)
+        data_parallel(model, "procs")
         rank = mesh.rank_tensor("procs").to(args.device)
         training = Training(model, data, rank, args.procs, args.seed)
         begin = time.perf_counter()

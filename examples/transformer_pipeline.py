@@ -31,7 +31,7 @@ try:
     import transformer as single
     from torch import nn
 
-    from monarch import Tensor, get_active_mesh, grad_function, inspect, no_mesh, to_mesh
+    from monarch import Tensor, get_active_mesh, grad_function, inspect, to_mesh
     from monarch.actor import this_host
 except ImportError as missing:
     sys.exit(f"{missing}. Try: pip install 'pymonarch[torch]'")
@@ -80,8 +80,7 @@ class Pipeline:
                 under_way.popleft().backward()
         for loss in under_way:
             loss.backward()
-        with no_mesh.activate():  # its step counters are tensors of this script
-            self.optimizer.step()
+        self.optimizer.step()
         return torch.stack(losses).sum()
 
     def forward(self, begin: list[int]) -> Tensor:

@@ -82,8 +82,7 @@ def train(model: nn.Module, text: single.Text, begins: list[list[int]]) -> Itera
         loss = single.loss_of(model(given), expected)
         optimizer.zero_grad()
         loss.backward()
-        with no_mesh.activate():  # its step counters are tensors of this script
-            optimizer.step()
+        optimizer.step()
         losses.append(loss.detach())
         if step % single.REPORT_EVERY == 0 or step == len(begins):
             yield from inspect(torch.stack(losses)).tolist()  # waits for the processes

@@ -339,6 +339,7 @@ PATHS: dict[str, dict[str, str]] = {
         "monarch._tensors.opaque_ref": "OpaqueRef",
     },
     "monarch.parallel": {
+        "monarch._tensors.data_parallel": "data_parallel",
         "monarch._tensors.pipelining": "PipelineParallelism get_parameter_udf",
     },
     "monarch.parallel.pipelining.runtime": {

@@ -17,7 +17,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from monarch._tensors.active import active
+from monarch._tensors.active import active, recording
 from monarch._tensors.core.absent_device import CPU, GPU, is_shown_as_meta, true_devices
 from monarch._tensors.core.aliases import Aliases, Stack
 from monarch._tensors.core.metadata import metadata_of
@@ -25,7 +25,8 @@ from monarch._tensors.core.special import CONSTANT
 from monarch._tensors.core.template import Command, Operand, Plan
 from monarch._tensors.function import resolvable_function
 from monarch._tensors.misplaced import explain, place_at
-from monarch._tensors.propagate import plan_of_operator
+from monarch._tensors.propagate import NeedsShape, NeedsValue, plan_of_operator, written_leaves
+from monarch._tensors.script_value import follow, is_computable, learn
 from monarch._tensors.stream import main
 from monarch._tensors.tensor import Tensor, new_tensor
 from monarch._tensors.torch_operator import name_of
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from monarch._tensors.mesh import DeviceMesh
     from monarch._tensors.place import Place
 
-__all__ = ["CONSTANTS", "NUMBERS", "constant", "dispatch", "issue", "operator_of"]
+__all__ = ["CONSTANTS", "NUMBERS", "constant", "copy_on_part", "dispatch", "issue", "operator_of"]
 
 aten = torch.ops.aten
 
@@ -54,6 +55,13 @@ CONSTANTS = _PLAIN | NUMBERS
 """Types of arguments that are parts of a key, together with their type."""
 
 
+_INSTEAD = {
+    aten._conj.default: aten._conj_physical.default,
+    aten._neg_view.default: aten.neg.default,
+}
+"""Operators that compute what others put off by a bit, which the script's object does not have."""
+
+
 class _Operator:
     """Facts from the schema of an operator, looked up once; it stands for it in keys of plans."""
 
@@ -61,7 +69,7 @@ class _Operator:
 
     def __init__(self, function: Any) -> None:
         arguments = function._schema.arguments
-        self.function = function
+        self.function = _INSTEAD.get(function, function)
         self.is_local = function.namespace == "profiler"  # spans of the client's own profile
         varying: set[int | str] = set()
         if any(str(argument.type).find("Tensor") >= 0 for argument in arguments):
@@ -133,10 +141,6 @@ def _pattern(tensors: list[Tensor]) -> tuple[int, ...]:
 _storage = attrgetter("_aliases")
 
 
-_LOCAL = frozenset({aten._local_scalar_dense.default, aten.set_.source_Storage_storage_offset})
-"""Run locally even while a mesh is active, if no distributed tensor is involved."""
-
-
 def dispatch(function: Any, args: Any, kwargs: dict[str, Any], mesh: DeviceMesh | None) -> Any:
     """Issue ``function(*args, **kwargs)``; `mesh` is the active one, for functions without tensors.
 
@@ -189,14 +193,13 @@ def dispatch(function: Any, args: Any, kwargs: dict[str, Any], mesh: DeviceMesh 
         else:
             _other(value, kind, key, operands, tensors, local)
     if local:
-        if not tensors:
-            if function is aten.lift_fresh.default and mesh is not None:
-                return constant(local[0], mesh.client.place(mesh, active().stream or main))
-            # A format detaches a number, and reads it: f"{inspect(loss):.3f}".
-            if function in _LOCAL or (function is aten.detach.default and not local[0].dim()):
-                with _disable_current_modes():
-                    return function(*args, **kwargs)
-        raise explain(function, args, kwargs, mesh, place_at(tensors, mesh))
+        if tensors:
+            args, kwargs = _with_numbers(function, args, kwargs, local, tensors, mesh)
+            return dispatch(function, args, kwargs, mesh)
+        if function is aten.lift_fresh.default and mesh is not None:
+            return constant(local[0], mesh.client.place(mesh, active().stream or main))
+        with _disable_current_modes():  # an operation runs where its tensors are
+            return function(*args, **kwargs)
     place = tensors[0]._place if tensors else None
     if place is None or place.stream is not (active().stream or main):
         place = place_at(tensors, mesh)
@@ -205,27 +208,38 @@ def dispatch(function: Any, args: Any, kwargs: dict[str, Any], mesh: DeviceMesh 
             return function(*args, **kwargs)
         raise explain(function, args, kwargs, mesh, None)
     if function is aten._local_scalar_dense.default:
-        return _scalar(tensors[0])
+        return _answered(function, args, kwargs, tensors, place, None)
     if len(tensors) == 2:
         if tensors[0]._aliases is tensors[1]._aliases:
             key.append(True)
     elif len(tensors) > 2:
         apart = len(set(map(_storage, tensors))) == len(tensors)
         key.append(None if apart else _pattern(tensors))
+    is_known = not tensors
     for tensor in tensors:
         if tensor._place is not place or not tensor._aliases.usable:
             _check(tensors, function, args, kwargs, mesh, place)
+            is_known = all(tensor._aliases.known is not None for tensor in tensors)
             break
     engine = place.engine
     known = tuple(key)
     plan = engine.cache.young.get(known) or engine.cache.get(known)
     if plan is None:
-        plan = _miss(operator, tensors, args, kwargs, place, known)
+        try:
+            plan = _miss(operator, tensors, args, kwargs, place, known)
+        except (NeedsValue, NeedsShape) as error:
+            return _answered(function, args, kwargs, tensors, place, error)
     written = plan.written
     if written:
         for number in written:
             if not tensors[number]._aliases.writable:
                 raise explain(function, args, kwargs, mesh, place, plan)
+    if is_known and plan.is_computable and recording() is None:
+        where = here()
+        return follow(
+            *(plan, args, kwargs, tensors),
+            lambda: issue(plan, place, tensors, operands, where),
+        )
     return issue(plan, place, tensors, operands, here())
 
 
@@ -251,10 +265,12 @@ def issue(
         return new_tensor(only, place, ref, aliases)
     refs = [engine.new_ref() for _ in range(plan.new)]
     command: Command = (plan.number, *refs, *operands)
-    for number in plan.written:
-        if len(tensors[number]._aliases.refs) > 1:
+    if plan.written:
+        written = [tensors[number]._aliases for number in plan.written]
+        for aliases in written:
+            aliases.forget()
+        if any(len(aliases.refs) > 1 for aliases in written):
             command = (*command, _others(plan, tensors))
-            break
     if bind:
         command = (*bind, *refs)
     engine.emit(place, command, where)
@@ -337,6 +353,7 @@ def _miss(
         [id(tensor._aliases) for tensor in tensors],
         values,
     )
+    plan.is_computable = is_computable(function, plan)
     constants = pickle.dumps((resolvable_function(function), plan.args, plan.kwargs), protocol=5)
     engine = place.engine
     engine.learn(plan, ("operator", name_of(function), constants, *plan.definition()))
@@ -370,6 +387,17 @@ def _with_operands(
     return shown, named, values
 
 
+def copy_on_part(target: Tensor, source: Tensor) -> None:
+    """Copy `source` into `target` on the processes of its mesh, a part of the one of `target`."""
+    operator = operator_of(aten.copy_.default)
+    place = source._place
+    key = (operator, target._meta, source._meta)
+    plan = place.engine.cache.get(key)
+    if plan is None:
+        plan = _miss(operator, [target, source], (target, source), {}, place, key)
+    issue(plan, place, (target, source), (target._ref, source._ref), here())
+
+
 def constant(value: torch.Tensor, place: Place) -> Tensor:
     """Return a distributed tensor with the value of an ordinary one on all processes of `place`."""
     engine = place.engine
@@ -377,14 +405,49 @@ def constant(value: torch.Tensor, place: Place) -> Tensor:
         sent = value.detach().clone()
     tensor: Tensor = engine.tensor(metadata_of(sent), place)
     engine.emit(place, (CONSTANT, tensor._ref, sent), here())
+    learn(tensor, sent)
     return tensor
 
 
-def _scalar(tensor: Tensor) -> Any:
-    """Return the Python number of a one-element tensor, if the program has asked for that."""
-    from monarch._tensors.fetch import item
+def _with_numbers(
+    function: Any,
+    args: Any,
+    kwargs: dict[str, Any],
+    local: Sequence[torch.Tensor],
+    tensors: Sequence[Tensor],
+    mesh: DeviceMesh | None,
+) -> tuple[Any, dict[str, Any]]:
+    """Return the arguments with distributed tensors for ordinary ones, if these are numbers.
 
-    return item(tensor)
+    Ordinary tensors without dimensions are numbers, as torch takes those of a CPU among those of a
+    GPU. Raises `Misplaced` for others, and for one that would be written or needs a gradient.
+    """
+    place = place_at(tensors, mesh)
+    written = {id(leaf) for leaf in written_leaves(function, args, kwargs)}
+    if place is None or any(
+        tensor.dim() or tensor.requires_grad or id(tensor) in written for tensor in local
+    ):
+        raise explain(function, args, kwargs, mesh, place)
+    made = {id(tensor): constant(tensor, place) for tensor in local}
+
+    def moved(leaf: Any) -> Any:
+        return made.get(id(leaf), leaf)
+
+    return pytree.tree_map(moved, args), pytree.tree_map(moved, kwargs)
+
+
+def _answered(
+    function: Any,
+    args: Any,
+    kwargs: dict[str, Any],
+    tensors: Sequence[Tensor],
+    place: Place,
+    error: Exception | None,
+) -> Any:
+    """Return what an operator returns that needs values of distributed tensors in the script."""
+    from monarch._tensors.answer import answer
+
+    return answer(function, args, kwargs, tensors, place, error)
 
 
 def _resize(tensor: Tensor, metadata: Any) -> None:

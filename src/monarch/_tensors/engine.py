@@ -532,6 +532,7 @@ class Engine:
         with self.lock:
             if tape_of(self, (tensor._ref,)) is not None:
                 raise NotImplementedError(_NO_CALL)
+            tensor._aliases.forget()  # the actor may write to it
             self.emit(tensor._place, (SHARE, key, tensor._ref, ranks), where)
 
     def push(self) -> None:

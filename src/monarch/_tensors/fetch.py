@@ -10,12 +10,10 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from monarch import _spi
 from monarch._tensors.active import active
 from monarch._tensors.errors import RemoteException
 from monarch._tensors.misplaced import place_of_call
 from monarch._tensors.pickled import pickled
-from monarch._tensors.propagate import NeedsValue
 from monarch._tensors.stream import main
 from monarch._tensors.tensor import Tensor
 from monarch._tensors.where import frames_of, here
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
     from monarch._tensors.worker.stream import Report
     from monarch.actor import Future
 
-__all__ = ["ask", "fetch_shard", "inspect", "item", "rank_of", "request", "show"]
+__all__ = ["ask", "fetch_shard", "inspect", "rank_of", "request", "show"]
 
 T = TypeVar("T")
 
@@ -99,21 +97,6 @@ def _drawn(value: Any) -> object:
             axis.imshow(picture.reshape(-1, picture.shape[-1]).numpy())
     plt.show()
     return figure
-
-
-def item(tensor: Tensor) -> Any:
-    """Return the number in a one-element tensor, from the first process; see `tensor_item`."""
-    if _spi.settings.tensor_item != "fetch":
-        raise NeedsValue(
-            torch.ops.aten._local_scalar_dense.default,
-            "item() of a distributed tensor (or float(), `if`, a format) needs its value, which is "
-            "on the processes: use monarch.inspect(tensor).item(), or "
-            "configure(tensor_item='fetch') to have it fetched from the first process each time. "
-            "Code that needs no processes, as a DataLoader, runs in `with no_mesh.activate():`",
-        )
-    rank = rank_of(tensor.mesh, None, {})
-    question = ("value", (rank,), tensor._ref)
-    return request(tensor._place, question, rank, (tensor._ref,)).get().item()
 
 
 def rank_of(mesh: DeviceMesh, shard: dict[str, int] | None, coordinates: dict[str, int]) -> int:

@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from monarch._spi import MeshTrait
-from monarch._tensors import data, direct
+from monarch._tensors import data, direct, initial, loader
 from monarch._tensors.absent import Absent
 from monarch._tensors.active import Guard, active, enter, leave
 from monarch._tensors.core.cache import Cache
@@ -259,6 +259,7 @@ when_seen.append(_note)
 on_stream_change.append(lambda _old, _new: see())
 direct.define()
 data.define()
+initial.define()
 
 
 class _NoMesh:
@@ -271,6 +272,7 @@ class _NoMesh:
 
 no_mesh = _NoMesh()
 """`no_mesh.activate()`: operations of torch are local within the ``with`` block."""
+loader.define(no_mesh.activate)
 
 
 def get_active_mesh() -> DeviceMesh:

@@ -23,7 +23,12 @@ import torch
 from torch._ops import HigherOrderOperator
 from torch.compiler import is_dynamo_compiling
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _pop_mode,
+    _push_mode,
+)
 
 from monarch._tensors.active import Active, active, adopt
 from monarch._tensors.dispatch import dispatch
@@ -89,6 +94,9 @@ class Mode(TorchDispatchMode):  # type: ignore[misc]  # torch is optional
         if mesh is None:
             return func(*args, **(kwargs or {}))
         if isinstance(func, HigherOrderOperator):
+            if not any(type(leaf) is Tensor for leaf in pytree.tree_leaves((args, kwargs))):
+                with _disable_current_modes():
+                    return func(*args, **(kwargs or {}))
             raise NotImplementedError(
                 f"torch's {func.name()} takes functions, and is not supported on a mesh: call it "
                 "in a remote function, or leave the mesh with `with no_mesh.activate():`"

@@ -33,6 +33,7 @@ __all__ = [
     "is_propagating",
     "plan_of_operator",
     "propagate",
+    "written_leaves",
 ]
 
 
@@ -200,9 +201,15 @@ def _written_by(
     operator: Any, given: Any, fakes: Sequence[torch.Tensor]
 ) -> tuple[tuple[int, ...], set[int]]:
     """Return which fakes an operator writes to, and the ids of those that it may return itself."""
-    args, kwargs = given
     numbers = {id(fake): number for number, fake in enumerate(fakes)}
-    written = []
+    leaves = written_leaves(operator, *given)
+    written = [numbers[id(leaf)] for leaf in leaves if id(leaf) in numbers]
+    return tuple(written), {id(fakes[number]) for number in written}
+
+
+def written_leaves(operator: Any, args: Any, kwargs: dict[str, Any]) -> list[Any]:
+    """Return the arguments that an operator writes to, by its schema."""
+    written: list[Any] = []
     for index, argument in enumerate(operator._schema.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
@@ -210,9 +217,8 @@ def _written_by(
             value = args[index]
         else:
             value = kwargs.get(argument.name)
-        leaves = pytree.tree_leaves(value)
-        written += [numbers[id(leaf)] for leaf in leaves if id(leaf) in numbers]
-    return tuple(written), {id(fakes[number]) for number in written}
+        written += pytree.tree_leaves(value)
+    return written
 
 
 def _plan(

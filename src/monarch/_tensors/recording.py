@@ -36,6 +36,7 @@ from monarch._tensors.core.metadata import Metadata
 from monarch._tensors.core.recorded import Recorded
 from monarch._tensors.core.special import (
     BORROW,
+    COMBINE,
     CONSTANT,
     COORDINATE,
     RECEIVE,
@@ -440,6 +441,7 @@ def _replay(name: str, recording: _Recording, tensors: Sequence[Tensor]) -> Any:
         tensor = outer[number]
         if not tensor._aliases.writable:
             raise refuse(name, tensor, "MUTATING_BORROW", "it would be mutated while borrowed")
+        tensor._aliases.forget()
         changed.setdefault(tensor._place, set()).update(tensor._aliases.refs)
     refs = [place.engine.new_ref() for _, place, _ in recording.outputs]
     fresh: dict[int, int] = {}
@@ -482,6 +484,7 @@ _CONSTANTS = {
     SEND: (3, 4),
     RECEIVE: (3, 5, 6),
     RECLAIM: (2,),
+    COMBINE: (3,),
 }
 """The places of what is neither a reference nor a number in special commands."""
 

@@ -34,7 +34,8 @@ def reduce(
 ) -> Any:
     """Return `tensors` with each tensor combined over the processes along dimensions of its mesh.
 
-    Does not block.
+    Does not block. "sum", "avg" and "stack" pass gradients on, as the collectives of
+    `torch.distributed.nn` do: each process gets the gradient of the sum of all processes' losses.
 
     Args:
         tensors: a tensor, or a structure of lists, tuples and dicts with tensors.
@@ -46,8 +47,8 @@ def reduce(
         mesh: not supported; must be None.
 
     Raises KeyError for an unknown dimension, ValueError for an unknown reduction or dimensions that
-    do not fit it, and TypeError for a tensor that requires a gradient, is not on the active stream,
-    or does not fit `scatter`.
+    do not fit it, and TypeError for a tensor that requires a gradient (in place and for the other
+    reductions), is not on the active stream, or does not fit `scatter`.
     """
     if type(tensors) is Tensor:
         return reduce_one(tensors, dims, reduction, scatter, mesh, _inplace, None)
@@ -118,12 +119,15 @@ def reduce_one(
         ):
             raise explain("reduce", targets, {}, active().mesh, place)
         if target.requires_grad and torch.is_grad_enabled():
+            if kind in _DIFFERENTIABLE and not inplace and out is None:
+                passed: Tensor = _Reduced.apply(tensor, dims, kind, scatter)
+                return passed
             raise refuse(
                 "reduce",
                 target,
                 "REQUIRES_GRAD",
-                "it requires a gradient, which a reduction does "
-                "not pass on; use torch.no_grad(), or grad_function for a gradient",
+                f"it requires a gradient, which passes through {', '.join(_DIFFERENTIABLE)} that "
+                "make a new tensor; use torch.no_grad(), or grad_function for a gradient",
             )
     meta = spec.result
     written = tensor if inplace else out
@@ -143,10 +147,42 @@ def reduce_one(
     if written is None:
         engine.emit(place, (REDUCE, ref, tensor._ref, 0, (), spec), here())
         return new_tensor(meta, place, ref, Aliases())
+    written._aliases.forget()
     others = tuple(written._aliases.refs - {written._ref})
     engine.emit(place, (REDUCE, ref, tensor._ref, written._ref, others, spec), here())
     torch.autograd.graph.increment_version(written)
     return tensor if inplace else new_tensor(written._meta, place, ref, written._aliases)
+
+
+_DIFFERENTIABLE = ("sum", "avg", "stack")
+
+
+class _Reduced(torch.autograd.Function):  # type: ignore[misc]  # torch is optional
+    """A reduction with a gradient, as the collectives of `torch.distributed.nn` have it.
+
+    The loss is the sum of those of all processes. So what a process has given to the results of
+    others comes back from all of them.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, dims: Any, kind: str, scatter: bool) -> Tensor:
+        """Combine the tensors of the processes."""
+        ctx.reduced = dims, kind, scatter
+        return reduce_one(tensor, dims, kind, scatter, None, False, None)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        """Return the gradient of the tensor of each process."""
+        dims, kind, scatter = ctx.reduced
+        if kind == "stack":  # one to all, or all to all
+            given = reduce(gradient, dims, "stack" if scatter else "sum", scatter=True)
+        elif scatter:
+            given = reduce(gradient, dims, "stack")
+            if kind == "avg":
+                given = given / len(given)
+        else:
+            given = reduce(gradient, dims, kind)
+        return given, None, None, None
 
 
 def _spec(

@@ -12,13 +12,14 @@ from torch.utils import _pytree as pytree
 from monarch import _spi
 from monarch._tensors.active import active
 from monarch._tensors.core.cache import structure_key
-from monarch._tensors.core.special import BIND, PROBE
+from monarch._tensors.core.special import BIND
 from monarch._tensors.core.template import Operand, Plan
 from monarch._tensors.dispatch import CONSTANTS, issue
 from monarch._tensors.fetch import Answers, ask, rank_of, request
 from monarch._tensors.function import ResolvableFunction, resolvable_function
 from monarch._tensors.misplaced import explain, place_at, place_of_call
 from monarch._tensors.pickled import pickled
+from monarch._tensors.probe import plan_of, probe
 from monarch._tensors.propagate import propagate as propagate_fakes
 from monarch._tensors.tensor import Tensor
 from monarch._tensors.where import here
@@ -283,7 +284,11 @@ class Remote:
         return ("call", ranks, pickled((self._resolved(), args, kwargs)))
 
     def _refs(self, args: Any, kwargs: Any) -> tuple[int, ...]:
-        return tuple(x._ref for x in pytree.tree_leaves((args, kwargs)) if type(x) is Tensor)
+        """Return the tensors of a call, to which the function may write."""
+        tensors = [x for x in pytree.tree_leaves((args, kwargs)) if type(x) is Tensor]
+        for tensor in tensors:
+            tensor._aliases.forget()
+        return tuple(tensor._ref for tensor in tensors)
 
     def _name(self) -> str:
         return str(getattr(self._function, "__qualname__", self._function))
@@ -377,33 +382,11 @@ def _probe(
     kwargs: Any,
     tensors: list[Any],
 ) -> _Probed:
-    """Run a function on all processes, keep its results there, and learn their pattern; blocks.
-
-    The call is the real one: the function runs once on each process. The first process reports the
-    metadata of what it returned, what of that shares a storage with an argument, and which
-    arguments it wrote to.
-    """
-    engine = place.engine
+    """Run a function on all processes, and learn what it returns; see `probe`."""
     where = here()
-    ranks = tuple(place.mesh.processes)
-    call = pickled((function, args, kwargs))
-    with engine.lock:
-        kept = engine.new_ref()
-        refs = tuple(tensor._ref for tensor in tensors)
-        others = {ref for tensor in tensors for ref in tensor._aliases.refs}
-        engine.emit(place, (PROBE, kept, call, refs, tuple(others)), where)
-    pattern = request(place, ("probed", (ranks[0],), kept), ranks[0], (kept,)).get()
-    outputs, shape, picks, written = pattern
-    structure = None
-    if shape is not None:
-        shown, spec = pytree.tree_flatten(*shape)
-        structure = (spec, tuple(shown))
-    plan = Plan(
-        *(function, args, kwargs, tuple(range(len(tensors)))),
-        *(tuple(outputs), tuple(written), structure),
-        picks=tuple(picks),
-    )
-    engine.learn(plan, _definition(plan, name))
+    kept, patterns = probe(function, place, args, kwargs, tensors, (place.mesh.processes.offset,), where)
+    plan = plan_of(patterns[0], function, args, kwargs, len(tensors))
+    place.engine.learn(plan, _definition(plan, name))
     bind = (BIND, kept, plan.picks)
     result = issue(plan, place, tensors, [t._ref for t in tensors], where, bind=bind)
     for number in plan.written:

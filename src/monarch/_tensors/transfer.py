@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,11 +16,13 @@ from monarch._tensors.active import active
 from monarch._tensors.core.aliases import Aliases
 from monarch._tensors.core.metadata import interned
 from monarch._tensors.core.special import RECEIVE, SEND, new_number
-from monarch._tensors.dispatch import constant
+from monarch._tensors.dispatch import constant, copy_on_part
 from monarch._tensors.mesh import DeviceMesh
 from monarch._tensors.mesh_of_procs import spawn_tensor_engine
-from monarch._tensors.misplaced import explain, refuse
+from monarch._tensors.misplaced import explain
 from monarch._tensors.module import move
+from monarch._tensors.reduction import reduce_one
+from monarch._tensors.scatter import send
 from monarch._tensors.stream import get_active_stream
 from monarch._tensors.tensor import Tensor, new_tensor
 from monarch._tensors.where import here, program_level
@@ -51,11 +54,21 @@ class MeshSliceTensor:
         return _copy(self.tensor, self.slicing, mesh, stream)
 
 
-def to_mesh(tensors: Any, mesh: DeviceMesh | ProcMesh, stream: Stream | None = None) -> Any:
+def to_mesh(
+    tensors: Any,
+    mesh: DeviceMesh | ProcMesh,
+    stream: Stream | None = None,
+    *,
+    shard: Mapping[str, int] | None = None,
+) -> Any:
     """Return `tensors` with each tensor copied to the processes of `mesh` with equal coordinates.
 
-    Does not block, and no data pass through the client. A dimension of `mesh` that the tensor's
-    mesh lacks gets copies. The result shares no storage with its source, even on the same process.
+    Does not block, and no data of a mesh pass through the client. A dimension of `mesh` that the
+    tensor's mesh lacks gets copies. The result shares no storage with its source, even on the same
+    process.
+
+    An ordinary tensor of the script, such as a batch of a `DataLoader`, is sent to all processes of
+    `mesh`, or with `shard` a part to each. It may be changed after the call.
 
     A `torch.nn.Module` is changed in place, as its own method ``to`` does: its parameters, buffers
     and gradients are moved. Ordinary tensors in it are sent to all processes of `mesh`. Make the
@@ -65,16 +78,24 @@ def to_mesh(tensors: Any, mesh: DeviceMesh | ProcMesh, stream: Stream | None = N
     what it has.
 
     Args:
-        tensors: a tensor, what `slice_mesh` returns, a module, or a structure with these.
+        tensors: a tensor, what `slice_mesh` returns, a module, or a structure with these; what is
+            no tensor stays as it is.
         mesh: where to; of this or of another proc mesh.
-        stream: the stream of the result; by default the tensor's own, and for ordinary tensors of a
-            module the active one.
+        stream: the stream of the result; by default the tensor's own, and for ordinary tensors the
+            active one.
+        shard: for ordinary tensors, which dimension of the tensor is divided along which dimension
+            of the mesh: with ``{"gpus": 0}`` each process along "gpus" gets its part of the rows.
+            Along other dimensions of the mesh the parts are equal.
 
-    Raises ValueError for meshes that do not fit and for a module with tensors that have no data
-    (device "meta"), and TypeError for a tensor that requires a gradient or may not be read.
+    A gradient comes back from all copies. A tensor of which `slice_mesh` has copied a part gets
+    zeros in the other processes.
+
+    Raises ValueError for meshes that do not fit, for a dimension that cannot be divided, and for a
+    module with tensors that have no data (device "meta"); and TypeError for a tensor that may not
+    be read, an ordinary tensor that requires a gradient, and `shard` with what cannot be divided.
     """
     return pytree.tree_map(
-        lambda leaf: _copied(leaf, mesh, stream),
+        lambda leaf: _copied(leaf, mesh, stream, shard or {}),
         tensors,
         is_leaf=lambda leaf: isinstance(leaf, MeshSliceTensor),
     )
@@ -90,13 +111,20 @@ def slice_mesh(tensors: Any, **coordinates: int | slice) -> Any:
     )
 
 
-def _copied(leaf: Any, mesh: DeviceMesh | ProcMesh, stream: Stream | None) -> Any:
+def _copied(
+    leaf: Any, mesh: DeviceMesh | ProcMesh, stream: Stream | None, shard: Mapping[str, int]
+) -> Any:
+    if isinstance(leaf, torch.Tensor) and type(leaf) is not Tensor:
+        return send(leaf, _mesh_of(mesh), stream or get_active_stream(), shard)
+    if shard and isinstance(leaf, MeshSliceTensor | torch.Tensor | torch.nn.Module):
+        raise TypeError(
+            f"to_mesh(shard=...) divides ordinary tensors of the script, not a "
+            f"{type(leaf).__name__}"
+        )
     if isinstance(leaf, MeshSliceTensor):
         return leaf.to_mesh(mesh, stream)
     if type(leaf) is Tensor:
         return _copy(leaf, leaf.mesh, mesh, stream)
-    if isinstance(leaf, torch.Tensor):
-        raise explain("to_mesh", (leaf,), {}, active().mesh, None)
     if isinstance(leaf, torch.nn.Module):
         with _disable_current_modes():  # local tensors are read, maybe while a mesh is active
             move(leaf, lambda tensor: _part(tensor, mesh, stream))
@@ -130,13 +158,8 @@ def _copy(
     if not tensor._aliases.may_read():
         raise explain("to_mesh", (tensor,), {}, active().mesh, tensor._place)
     if tensor.requires_grad and torch.is_grad_enabled():
-        raise refuse(
-            "to_mesh",
-            tensor,
-            "REQUIRES_GRAD",
-            "it requires a gradient, which a copy does not pass "
-            "on; use torch.no_grad(), or grad_function for a gradient",
-        )
+        passed: Tensor = _Moved.apply(tensor, source, mesh, stream)
+        return passed
     pairs = tuple(_pairs(source, mesh))
     meta = tensor._meta
     size = meta.size
@@ -152,6 +175,38 @@ def _copy(
     known = tensor._ref if sender is receiver else 0
     receiver.emit(there, (RECEIVE, ref, number, pairs, known, result, sender.name), where)
     return new_tensor(result, there, ref, Aliases())
+
+
+class _Moved(torch.autograd.Function):  # type: ignore[misc]  # torch is optional
+    """A copy to another mesh with a gradient: that of each copy comes back, and they add up.
+
+    Processes whose part was not copied get zeros.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: Tensor, source: DeviceMesh, target: DeviceMesh, stream: Stream | None
+    ) -> Tensor:
+        """Copy the data."""
+        ctx.source, ctx.whole, ctx.stream = source, tensor.mesh, tensor.stream
+        return _copy(tensor, source, target, stream)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        """Return the gradient of the tensor on its whole mesh."""
+        mesh = gradient.mesh
+        several = tuple(name for name in mesh.names if name not in ctx.source.names)
+        if several:
+            with gradient.stream.activate():
+                gradient = reduce_one(gradient, several, "sum", False, None, False, None)
+            mesh = mesh.slice(**dict.fromkeys(several, 0))
+        back = _copy(gradient, mesh, ctx.source, ctx.stream)
+        if ctx.source is not ctx.whole:
+            with ctx.whole.activate(), ctx.stream.activate():
+                whole: Any = torch.zeros(back.shape, dtype=back.dtype, device=back.device)
+            copy_on_part(whole, back)
+            back = whole
+        return back, None, None, None
 
 
 def _mesh_of(target: Any) -> DeviceMesh:

@@ -360,7 +360,7 @@ class Settings:
     pyspy_bin = _text("", "PYSPY_BIN", "the path of py-spy; empty: the one on PATH, or beside Python")
 
     tensor_collective_timeout = _seconds("5m", "MONARCH_TENSOR_COLLECTIVE_TIMEOUT", "how long a reduction or copy of distributed tensors waits for a process before it fails")
-    tensor_item = _text("error", "MONARCH_TENSOR_ITEM", "what item() of a distributed tensor does: 'error', or 'fetch' from the first process")
+    tensor_item = _text("fetch", "MONARCH_TENSOR_ITEM", "what item() of a distributed tensor does: 'fetch' from the first process, or 'raise'")
 
     # -- transport, logs, limits
     default_transport = _transport(ChannelTransport.Unix, "HYPERACTOR_MESH_DEFAULT_TRANSPORT", "how hosts are reached; see enable_transport")

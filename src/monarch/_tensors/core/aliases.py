@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import CodeType
+from typing import Any
 
 __all__ = ["Aliases", "Stack"]
 
@@ -23,6 +24,7 @@ class Aliases:
         "borrows",
         "dropped",
         "is_small",
+        "known",
         "owned",
         "readable",
         "refs",
@@ -33,10 +35,11 @@ class Aliases:
     def __init__(self, owned: bool = True) -> None:
         self.refs: set[int] = set()
         self.is_small = False  # whether a few such storages may wait for their deletion
+        self.known: Any = None  # its data, if the script has them: see `script_value`
         self.owned = owned  # writable while it is not borrowed
         self.readable = True
         self.writable = owned
-        self.usable = owned  # readable and writable; the one attribute that the fast path reads
+        self.usable = owned  # readable, writable, not known: what the fast path reads
         self.dropped: Stack | None = None  # where it was dropped
         self.borrows: dict[object, Stack] = {}  # the live borrows of it, and where each began
         self.arriving: Callable[[], None] | None = None  # to be called before the first use
@@ -50,9 +53,21 @@ class Aliases:
             arriving()
         return self.readable
 
+    def know(self, storage: Any) -> None:
+        """Take note of the data, a storage of torch, which each process has alike."""
+        self.known = storage
+        self.usable = False
+
+    def forget(self) -> None:
+        """Take note that the script does not know the data any longer."""
+        if self.known is not None:
+            self.known = None
+            self.usable = self.readable and self.writable
+
     def drop(self, where: Stack) -> None:
         """Take all rights: the data are deleted."""
         self.dropped = where
+        self.known = None
         self.usable = self.readable = self.writable = False
 
     def borrow(self, borrow: object, mutable: bool, where: Stack) -> None:
@@ -76,6 +91,7 @@ class Aliases:
         self.borrows[borrow] = where
         self.usable = self.writable = False
         if mutable:
+            self.known = None
             self.readable = False
 
     def give_back(self, borrow: object) -> None:
@@ -83,4 +99,5 @@ class Aliases:
         del self.borrows[borrow]
         if self.dropped is None and not self.borrows:
             self.readable = True
-            self.usable = self.writable = self.owned
+            self.writable = self.owned
+            self.usable = self.owned and self.known is None

@@ -14,6 +14,8 @@ __all__ = [
     "ASK",
     "BIND",
     "BORROW",
+    "COMBINE",
+    "COMBINED",
     "CONSTANT",
     "COORDINATE",
     "LEND",
@@ -33,7 +35,7 @@ __all__ = [
 ]
 
 new_number: Callable[[], int] = itertools.count().__next__
-"""Return a number by which the two ends of a copy or of a borrow find each other."""
+"""Return a number by which both ends of a copy, a borrow or a combination find each other."""
 
 CONSTANT = 1
 """``(CONSTANT, ref, tensor)``: define a value that the client has."""
@@ -50,7 +52,8 @@ SEND = 4
 RECEIVE = 5
 """``(RECEIVE, result, number, pairs, source, metadata, engine)``: take what was sent by an engine.
 
-`source` is 0 if it is a tensor of another engine.
+`source` is 0 if it is a tensor of another engine, or an ordinary one of the script, which is in no
+pair.
 """
 ASK = 6
 """``(ASK, ref, refs)``: a question about values, which has no effect; `ref` stands for it."""
@@ -84,6 +87,11 @@ borrows in this call.
 SHARE = 14
 """``(SHARE, key, ref, ranks)``: let actors on some processes have the value."""
 
+COMBINE = 15
+"""``(COMBINE, number, refs, combination)``: begin to combine tensors; they are not written yet."""
+COMBINED = 16
+"""``(COMBINED, number, refs, aliases)``: wait for that, and write the results into the tensors."""
+
 
 def references(command: Command) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the references that a special command reads, and those that it defines."""
@@ -110,6 +118,10 @@ def references(command: Command) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return ((ref,), (source, *aliases)) if ref else ((), ())
     if kind == REPLAY:
         return command[3], (*command[2], *(ref for _, refs in command[4] for ref in refs))
+    if kind == COMBINE:
+        return command[2], ()
+    if kind == COMBINED:
+        return command[2], (*command[2], *command[3])
     if kind in (LEND, SHARE):
         return (command[2],), ()
     if kind in (DELETE, RETURN):
@@ -117,11 +129,14 @@ def references(command: Command) -> tuple[tuple[int, ...], tuple[int, ...]]:
     raise ValueError(f"unknown command {command!r}")
 
 
-_NUMBER_AT = {SEND: 2, RECEIVE: 2, LEND: 1, BORROW: 2, RETURN: 1, RECLAIM: 1}
+_NUMBER_AT = {
+    **{kind: 1 for kind in (LEND, RETURN, RECLAIM, COMBINE, COMBINED)},
+    **{kind: 2 for kind in (SEND, RECEIVE, BORROW)},
+}
 
 
 def number_of(command: Command) -> int | None:
-    """Return the number of the copy or borrow of a special command; None if it is neither."""
+    """Return the number by which two commands find each other; None for other ones."""
     at = _NUMBER_AT.get(command[0])
     return None if at is None else command[at]
 

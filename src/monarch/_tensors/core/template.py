@@ -37,7 +37,7 @@ __all__ = [
 
 DELETE = 0
 """``(DELETE, ref, ref, ...)``: forget values."""
-FIRST = 16
+FIRST = 32
 
 Command = tuple[Any, ...]
 
@@ -86,6 +86,7 @@ class Plan:
     shared: int | None = None  # the tensor argument whose storage that output shares
     resized: tuple[tuple[int, Metadata], ...] = ()  # tensor arguments whose metadata change
     picks: tuple[int, ...] = ()  # which leaves of the returned structure the new outputs are
+    is_computable: bool = False  # whether the script can compute it, too: see `script_value`
 
     def __post_init__(self) -> None:
         self.new = sum(output.argument is None for output in self.outputs)

@@ -25,6 +25,8 @@ from monarch._tensors.core.special import (
     ASK,
     BIND,
     BORROW,
+    COMBINE,
+    COMBINED,
     CONSTANT,
     COORDINATE,
     LEND,
@@ -132,6 +134,8 @@ class SimulatedWorkers:
             RETURN: self._return,
             RECLAIM: self._reclaim,
             SHARE: self._ignore,
+            COMBINE: self._combine,
+            COMBINED: self._ignore,
         }
 
     def stop(self) -> Future[None]:
@@ -278,6 +282,14 @@ class SimulatedWorkers:
         kind = _COLLECTIVES[spec.kind == "stack", spec.scatter]
         work = Reduce(kind, spec.names, len(groups[0]), spec.source)
         self._engine.execute(Run(seq, at, work, made, tuple(map(tuple, groups))))
+
+    def _combine(self, seq: int, at: At, command: Command, table: _Table) -> None:
+        spec = command[3]
+        groups = tuple(map(tuple, groups_of(spec.ranks.sizes, spec.dims, tuple(spec.ranks))))
+        kind = _COLLECTIVES[False, False]
+        for source in spec.sources:
+            work = Reduce(kind, spec.names, len(groups[0]), source)
+            self._engine.execute(Run(seq, at, work, (), groups))
 
     def _send(self, seq: int, at: At, command: Command, table: _Table) -> None:
         _, source, number, pairs, _ = command

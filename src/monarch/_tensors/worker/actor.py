@@ -79,8 +79,8 @@ class TensorWorker(Actor):
         default.join(self._table.name, keeper, processes, is_local=is_local)
 
     @endpoint
-    def deliver(self, key: tuple[int, int], value: Any) -> None:
-        """Take a value from another worker."""
+    def deliver(self, key: tuple[int, int | None], value: Any) -> None:
+        """Take a value from another worker, or from the client."""
         self._table.transfers.arrive(key, value)
 
     @endpoint

@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
+import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import torch
@@ -29,7 +31,8 @@ from monarch._tensors.worker.argument import members
 from monarch._tensors.worker.template import Lost
 
 if TYPE_CHECKING:
-    from monarch._tensors.core.reduction import Reduction
+    from monarch._tensors.core.metadata import Metadata
+    from monarch._tensors.core.reduction import Combination, Reduction
     from monarch._tensors.worker.stream import StreamThread, Table
 
 __all__ = ["Collective"]
@@ -70,6 +73,18 @@ def _is_writable(target: torch.Tensor | None) -> TypeGuard[torch.Tensor]:
     return plain is not None and plain.data_ptr() == target.data_ptr()
 
 
+@dataclass(eq=False)
+class _Begun:
+    """A combination that has begun: the operation, the tensors in one, and what is waited for."""
+
+    key: _Key
+    seq: int
+    spec: Combination
+    lost: Lost | None = None
+    flat: torch.Tensor | None = None
+    work: Any = None
+
+
 class Collective:
     """The process groups of one worker.
 
@@ -80,6 +95,7 @@ class Collective:
     def __init__(self, table: Table) -> None:
         self._table = table
         self._groups: dict[Any, Any] = {}
+        self._begun: dict[int, _Begun] = {}
         self._left: dict[Any, int] = {}  # the operation since which a group is not the first one
         self._store: Any = None  # torch calls its methods as long as it lives
 
@@ -170,14 +186,7 @@ class Collective:
         try:
             result = self._combined(key, seq, value, spec, target)
         except RuntimeError as error:
-            is_alone = len(ranks) == 1 or self._left.get(key) == seq
-            if is_alone or self._follow(key) != seq:
-                dims = ", ".join(spec.names)
-                raise RuntimeError(
-                    f"the reduction over {dims} (operation {seq}, ranks {ranks}) failed, or did "
-                    f"not end within {self._table.collective_timeout:g} s: {error}"
-                ) from error
-            lost = Lost(seq)  # the process that has left reports the failure
+            lost = self._failed(key, seq, spec.names, error)
             result = None
         if lost is not None:
             for name in (ref, out, *aliases):
@@ -192,6 +201,76 @@ class Collective:
         else:
             values[ref] = result
 
+    def _failed(self, key: _Key, seq: int, names: tuple[str, ...], error: Exception) -> Lost:
+        """Return what stands for a result; raise RuntimeError unless another process reports."""
+        ranks = list(key[1])
+        is_alone = len(ranks) == 1 or self._left.get(key) == seq
+        if is_alone or self._follow(key) != seq:
+            raise RuntimeError(
+                f"the reduction over {', '.join(names)} (operation {seq}, ranks {ranks}) failed, "
+                f"or did not end within {self._table.collective_timeout:g} s: {error}"
+            ) from error
+        return Lost(seq)  # the process that has left reports the failure
+
+    def combine(
+        self, stream: StreamThread, seq: int, command: Command, values: dict[int, Any]
+    ) -> None:
+        """Execute a `COMBINE` command: begin, and let the process compute on."""
+        _, number, refs, spec = command
+        given = [values[ref] for ref in refs]
+        ranks = _members(spec.ranks, spec.dims, self._table.rank)
+        key = (stream.number, tuple(ranks), spec.sources[0].device.type)
+        begun = self._begun[number] = _Begun(key, seq, spec)
+        begun.lost = next((value for value in given if type(value) is Lost), None)
+        if len(ranks) == 1:
+            return
+        try:
+            group = self.group(key, seq)
+            try:
+                begun.flat = torch.cat(
+                    [
+                        _given(value, source, is_alone=False).reshape(-1)
+                        for value, source in zip(given, spec.sources, strict=True)
+                    ]
+                )
+            except BaseException:
+                self._leave(key, seq)
+                raise
+            options: Any = dist.AllreduceOptions()
+            options.reduceOp = dist.ReduceOp.SUM
+            begun.work = group.allreduce([begun.flat], options)
+        except RuntimeError as error:
+            begun.lost = self._failed(key, seq, spec.names, error)
+        except BaseException:
+            begun.lost = Lost(seq)
+            raise
+
+    def combined(self, command: Command, values: dict[int, Any]) -> None:
+        """Execute a `COMBINED` command: wait for the result, and write it."""
+        _, number, refs, aliases = command
+        begun = self._begun.pop(number)
+        spec = begun.spec
+        if begun.work is not None:
+            try:
+                begun.work.wait()
+            except RuntimeError as error:
+                begun.lost = self._failed(begun.key, begun.seq, spec.names, error)
+        if begun.lost is not None:
+            for ref in (*refs, *aliases):
+                values[ref] = begun.lost
+            return
+        if begun.flat is None:
+            return
+        if spec.is_mean:
+            begun.flat.div_(len(begun.key[1]))
+        parts = begun.flat.split([math.prod(source.size) for source in spec.sources])
+        for ref, part in zip(refs, parts, strict=True):
+            value = values[ref]
+            if value._is_zerotensor():
+                values[ref] = part.view(value.shape).clone()
+            else:
+                value.copy_(part.view(value.shape))
+
     def _combined(
         self, key: _Key, seq: int, value: Any, spec: Reduction, target: torch.Tensor | None
     ) -> torch.Tensor:
@@ -200,7 +279,7 @@ class Collective:
         count = len(ranks)
         group = self.group(key, seq) if count > 1 else None
         try:
-            value = _given(value, spec, is_alone=group is None)
+            value = _given(value, spec.source, is_alone=group is None)
             result = _room(value, count, spec, target)
         except BaseException:
             if group is not None:
@@ -228,10 +307,9 @@ class Collective:
         return result
 
 
-def _given(value: Any, spec: Reduction, is_alone: bool) -> torch.Tensor:
+def _given(value: Any, meta: Metadata, is_alone: bool) -> torch.Tensor:
     """Return what a process gives to a reduction."""
     if type(value) is Lost:
-        meta = spec.source
         return torch.zeros(meta.size, dtype=meta.dtype, device=meta.device)
     return cast("torch.Tensor", value) if is_alone else _in_memory(value).contiguous()
 

@@ -27,6 +27,8 @@ from monarch._tensors.core.special import (
     ASK,
     BIND,
     BORROW,
+    COMBINE,
+    COMBINED,
     CONSTANT,
     COORDINATE,
     LEND,
@@ -196,6 +198,8 @@ class StreamThread:
             RETURN: self._return,
             RECLAIM: self._reclaim,
             SHARE: self._share,
+            COMBINE: self._combine,
+            COMBINED: self._combined,
         }
         others = (SEND, LEND, RETURN, SHARE)  # a stream, a process or an actor waits for the value
         self._handing_over = {kind: self._special[kind] for kind in others}
@@ -343,6 +347,12 @@ class StreamThread:
 
     def _reduce(self, seq: int, command: Command, values: dict[int, Any]) -> None:
         self.table.collective.reduce(self, seq, command, values)
+
+    def _combine(self, seq: int, command: Command, values: dict[int, Any]) -> None:
+        self.table.collective.combine(self, seq, command, values)
+
+    def _combined(self, seq: int, command: Command, values: dict[int, Any]) -> None:
+        self.table.collective.combined(command, values)
 
     def _send(self, seq: int, command: Command, values: dict[int, Any]) -> None:
         self.table.transfers.send(command, values)

@@ -123,6 +123,9 @@ _FUNCTIONS = {
 }
 """Functions that come to the same operator, if all their arguments are operands."""
 
+_BY_MODE = frozenset({"aten.mkldnn_rnn_layer.default"})
+"""Operators that return what their backward needs only while gradients are enabled."""
+
 
 class _Number:
     """Executes commands of arithmetic with a tensor and a number.
@@ -174,6 +177,8 @@ def _operator(
     called = function.resolve()
     if not kwargs and all(type(value) is Operand for value in args):
         called = _FUNCTIONS.get(name, called)
+    if name in _BY_MODE:
+        called = torch.enable_grad()(called)
     return _line(called, args, kwargs, tensors, new, picks, is_alone)
 
 

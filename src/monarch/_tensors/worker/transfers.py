@@ -25,7 +25,7 @@ class Transfers:
 
     def __init__(self, table: Table) -> None:
         self._table = table
-        self._arrived: dict[tuple[int, int], Any] = {}
+        self._arrived: dict[tuple[int, int | None], Any] = {}
         self._ended: set[str] = set()  # engines that send nothing from now on
         self._changed = threading.Condition()
 
@@ -42,8 +42,8 @@ class Transfers:
             else:
                 table.worker_of(peers, target).deliver.broadcast((number, target), _portable(value))
 
-    def arrive(self, key: tuple[int, int], value: Any) -> None:
-        """Take a value that was sent to this process."""
+    def arrive(self, key: tuple[int, int | None], value: Any) -> None:
+        """Take a value that was sent to this process; None as rank: to each process."""
         with self._changed:
             self._arrived[key] = value
             self._changed.notify_all()
@@ -58,23 +58,22 @@ class Transfers:
         """Execute a `RECEIVE` command: wait for the value of the partner."""
         _, ref, number, pairs, source, meta, engine = command
         table = self._table
-        key = (number, table.rank)
+        keys = ((number, table.rank), (number, None))
         with self._changed:
             arrived = self._changed.wait_for(
-                lambda: key in self._arrived or engine in self._ended,
+                lambda: next((key for key in keys if key in self._arrived), engine in self._ended),
                 timeout=table.collective_timeout,
             )
-            sender = next(s for s, target in pairs if target == table.rank)
-            if arrived and key not in self._arrived:
-                raise RuntimeError(
-                    f"the tensor from rank {sender} did not arrive: a process of its mesh is lost"
+            if type(arrived) is bool:
+                ranks = [sender for sender, target in pairs if target == table.rank]
+                origin = f"rank {ranks[0]}" if ranks else "the script"
+                why = (
+                    ": a process of its mesh is lost"
+                    if arrived
+                    else f" within {table.collective_timeout:g} s"
                 )
-            if not arrived:
-                raise RuntimeError(
-                    f"the tensor from rank {sender} did not arrive within "
-                    f"{table.collective_timeout:g} s"
-                )
-            value = self._arrived.pop(key)
+                raise RuntimeError(f"the tensor from {origin} did not arrive{why}")
+            value = self._arrived.pop(arrived)
         if type(value) is Lost:
             if source:
                 values[ref] = value

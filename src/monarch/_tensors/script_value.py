@@ -1,0 +1,119 @@
+"""Values that the script knows: those of small tensors that it has made from numbers alone.
+
+Optimizers count their steps in such tensors, a `GradScaler` keeps its scale in one, and the
+distributions of torch check their parameters. All of that reads numbers. The processes compute these
+tensors like all others. The script computes them as well, so that ``item()`` answers without a
+process, and any code that reads them works as it does with ordinary tensors.
+
+A storage is known (`Aliases.known`) if the script has made its data from numbers, and has changed it
+only by numbers and by tensors that are known. What else is written to it makes it unknown. Random
+numbers, data of a process and uninitialised memory are never known; neither is what a compiled
+function makes or writes to, since its recording is replayed without the script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from monarch._tensors.active import recording
+from monarch._tensors.core.metadata import Metadata, metadata_of
+from monarch._tensors.core.template import Plan
+from monarch._tensors.tensor import Tensor
+
+__all__ = ["follow", "is_computable", "learn", "value_of"]
+
+_LARGEST = 256  # bytes
+
+
+def _fits(meta: Metadata | None) -> bool:
+    return (
+        meta is not None
+        and meta.device.type == "cpu"
+        and meta.layout is torch.strided
+        and not meta.dtype.is_complex  # a conjugate bit is no part of the metadata
+        and meta.extent() * meta.dtype.itemsize <= _LARGEST
+    )
+
+
+def is_computable(function: Any, plan: Plan) -> bool:
+    """Whether the script can compute what an operator returns, if it knows all its tensors."""
+    return (
+        function.namespace == "aten"
+        and torch.Tag.nondeterministic_seeded not in function.tags
+        and "empty" not in function._schema.name
+        and not plan.resized
+        and all(out.argument is not None or _fits(out.metadata) for out in plan.outputs)
+        and bool(plan.outputs)
+    )
+
+
+def value_of(tensor: Tensor) -> torch.Tensor | None:
+    """Return the value of a tensor as an ordinary one that shares its data, or None."""
+    storage = tensor._aliases.known
+    if storage is None or recording() is not None:
+        return None
+    return _view(storage, tensor._meta)
+
+
+def _view(storage: Any, meta: Metadata) -> torch.Tensor:
+    with _disable_current_modes(), torch.no_grad():
+        made = torch.empty(0, dtype=meta.dtype)
+        return made.set_(storage, meta.offset, meta.size, meta.stride)
+
+
+def learn(tensor: Tensor, value: torch.Tensor) -> None:
+    """Take note that each process has `value`, an ordinary tensor, if that is small."""
+    if recording() is None and _fits(tensor._meta) and metadata_of(value) is tensor._meta:
+        with _disable_current_modes(), torch.no_grad():
+            tensor._aliases.know(value.detach().clone().untyped_storage())
+
+
+def follow(
+    plan: Plan, args: Any, kwargs: dict[str, Any], tensors: Sequence[Tensor], issue: Callable[[], Any]
+) -> Any:
+    """Issue an operation whose tensors are known, compute it here too, and return its results.
+
+    In this order: if an exception comes between, what is written is unknown.
+    """
+    storages = [tensor._aliases.known for tensor in tensors]
+    values = {
+        id(tensor): _view(storage, tensor._meta)
+        for tensor, storage in zip(tensors, storages, strict=True)
+    }
+
+    def local(value: Any) -> Any:
+        if type(value) is Tensor:
+            return values[id(value)]
+        if isinstance(value, list | tuple):
+            return type(value)(map(local, value)) if type(value) in (list, tuple) else value
+        return value
+
+    result = issue()
+    try:
+        with _disable_current_modes(), torch.no_grad():
+            computed = plan.function(
+                *map(local, args), **{name: local(value) for name, value in kwargs.items()}
+            )
+    except Exception:  # the processes raise it, too, and say where
+        for tensor in tensors:
+            tensor._aliases.forget()
+        return result
+    for tensor, storage in zip(tensors, storages, strict=True):
+        if tensor._aliases.known is None:
+            tensor._aliases.know(storage)
+    _take(result, computed)
+    return result
+
+
+def _take(result: Any, computed: Any) -> None:
+    """Let the new tensors in `result` have the values that are in `computed`."""
+    if type(result) is Tensor:
+        if result._aliases.known is None and metadata_of(computed) is result._meta:
+            result._aliases.know(computed.untyped_storage())
+    elif isinstance(result, list | tuple):
+        for one, value in zip(result, computed, strict=True):
+            _take(one, value)
