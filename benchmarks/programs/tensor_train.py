@@ -4,8 +4,8 @@
 measures what the script and the process spend on each. It runs in plain torch and on a mesh of one
 process. `issued` is the script's time, `step` the time until the process has done it.
 
-`data`: six layers of 512 with a batch of 64 in two processes: 6 MB of gradients are averaged in each
-step. All processes compute with one thread. The two ways take turns.
+`data`: six layers of 512 with a batch of 64 in two processes: 6 MB of gradients are averaged in
+each step. All processes compute with one thread. The two ways take turns.
 """
 
 import subprocess

@@ -1,15 +1,15 @@
 """`data_parallel`: the gradients of a module are averaged over processes while a backward runs.
 
-Parameters are in buckets, in the reverse of their order, which is about the order in which a backward
-computes their gradients. As soon as all gradients of a bucket are there the processes begin to
-combine them, all in one piece, and compute on. At the end of the backward they wait for the results.
-That is the way of torch's DistributedDataParallel, whose sizes of buckets these are.
+Parameters are in buckets, in the reverse of their order, which is about the order in which a
+backward computes their gradients. As soon as all gradients of a bucket are there the processes
+begin to combine them, all in one piece, and compute on. At the end of the backward they wait for
+the results. That is the way of torch's DistributedDataParallel, whose sizes of buckets these are.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
@@ -58,7 +58,7 @@ def data_parallel(
     require a gradient and for one that is data parallel already, and TypeError for ordinary tensors
     and for parameters on several meshes.
     """
-    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    parameters: list[Any] = [each for each in module.parameters() if each.requires_grad]
     if not parameters:
         raise ValueError("data_parallel needs a module with parameters that require a gradient")
     if "no_sync" in vars(module):
@@ -86,7 +86,8 @@ def data_parallel(
 def _equalize(module: torch.nn.Module, mesh: DeviceMesh, names: tuple[str, ...]) -> None:
     with mesh.activate(), torch.no_grad():
         is_first = mesh.rank(names) == 0
-        for tensor in (*module.parameters(), *module.buffers()):
+        tensors: list[Any] = [*module.parameters(), *module.buffers()]
+        for tensor in tensors:
             with tensor.stream.activate():
                 own = torch.where(is_first, tensor, torch.zeros((), dtype=tensor.dtype))
                 tensor.copy_(reduce(own, names))
@@ -134,7 +135,7 @@ class _Averages:
         return self  # a copy of the module has no hooks, and must not copy the parameters twice
 
     @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
+    def no_sync(self) -> Generator[None, None, None]:
         """Let backwards within the ``with`` block average nothing."""
         before, self._is_quiet = self._is_quiet, True
         try:

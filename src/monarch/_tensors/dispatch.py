@@ -26,7 +26,7 @@ from monarch._tensors.core.template import Command, Operand, Plan
 from monarch._tensors.function import resolvable_function
 from monarch._tensors.misplaced import explain, place_at
 from monarch._tensors.propagate import NeedsShape, NeedsValue, plan_of_operator, written_leaves
-from monarch._tensors.script_value import follow, is_computable, learn
+from monarch._tensors.script_value import are_known, follow, is_computable, learn
 from monarch._tensors.stream import main
 from monarch._tensors.tensor import Tensor, new_tensor
 from monarch._tensors.torch_operator import name_of
@@ -55,13 +55,6 @@ CONSTANTS = _PLAIN | NUMBERS
 """Types of arguments that are parts of a key, together with their type."""
 
 
-_INSTEAD = {
-    aten._conj.default: aten._conj_physical.default,
-    aten._neg_view.default: aten.neg.default,
-}
-"""Operators that compute what others put off by a bit, which the script's object does not have."""
-
-
 class _Operator:
     """Facts from the schema of an operator, looked up once; it stands for it in keys of plans."""
 
@@ -69,7 +62,7 @@ class _Operator:
 
     def __init__(self, function: Any) -> None:
         arguments = function._schema.arguments
-        self.function = _INSTEAD.get(function, function)
+        self.function = function
         self.is_local = function.namespace == "profiler"  # spans of the client's own profile
         varying: set[int | str] = set()
         if any(str(argument.type).find("Tensor") >= 0 for argument in arguments):
@@ -219,7 +212,7 @@ def dispatch(function: Any, args: Any, kwargs: dict[str, Any], mesh: DeviceMesh 
     for tensor in tensors:
         if tensor._place is not place or not tensor._aliases.usable:
             _check(tensors, function, args, kwargs, mesh, place)
-            is_known = all(tensor._aliases.known is not None for tensor in tensors)
+            is_known = are_known(tensors)
             break
     engine = place.engine
     known = tuple(key)
@@ -266,10 +259,14 @@ def issue(
     refs = [engine.new_ref() for _ in range(plan.new)]
     command: Command = (plan.number, *refs, *operands)
     if plan.written:
-        written = [tensors[number]._aliases for number in plan.written]
-        for aliases in written:
-            aliases.forget()
-        if any(len(aliases.refs) > 1 for aliases in written):
+        is_shared = False
+        for number in plan.written:
+            aliases = tensors[number]._aliases
+            if aliases.known is not None:
+                aliases.forget()
+            if len(aliases.refs) > 1:
+                is_shared = True
+        if is_shared:
             command = (*command, _others(plan, tensors))
     if bind:
         command = (*bind, *refs)

@@ -1,7 +1,7 @@
 """`torch.nn.init.trunc_normal_` of a distributed tensor: each process draws until its values fit.
 
-Torch draws again in a loop that reads whether all values fit. The script would read that of the first
-process, and leave values of the others that do not. So the loop runs in each process.
+Torch draws again in a loop that reads whether all values fit. The script would read that of the
+first process, and leave values of the others that do not. So the loop runs in each process.
 """
 
 from __future__ import annotations

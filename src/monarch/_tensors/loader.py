@@ -1,7 +1,7 @@
 """`DataLoader` of torch while a mesh is active: its batches are ordinary tensors.
 
-A loader makes tensors of its own, for indices, seeds and batches, and forks or spawns workers. All of
-that is of the script, whatever mesh is active, so it runs as within ``no_mesh.activate()``.
+A loader makes tensors of its own, for indices, seeds and batches, and forks or spawns workers. All
+of that is of the script, whatever mesh is active, so it runs as within ``no_mesh.activate()``.
 `monarch.to_mesh` moves a batch to the mesh.
 """
 

@@ -384,7 +384,9 @@ def _probe(
 ) -> _Probed:
     """Run a function on all processes, and learn what it returns; see `probe`."""
     where = here()
-    kept, patterns = probe(function, place, args, kwargs, tensors, (place.mesh.processes.offset,), where)
+    kept, patterns = probe(
+        function, place, args, kwargs, tensors, (place.mesh.processes.offset,), where
+    )
     plan = plan_of(patterns[0], function, args, kwargs, len(tensors))
     place.engine.learn(plan, _definition(plan, name))
     bind = (BIND, kept, plan.picks)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -32,7 +32,9 @@ __all__ = ["send"]
 _SMALL = 16 << 10  # bytes; a message of its own costs more
 
 
-def send(tensor: torch.Tensor, mesh: DeviceMesh, stream: Stream, shard: Mapping[str, int]) -> Tensor:
+def send(
+    tensor: torch.Tensor, mesh: DeviceMesh, stream: Stream, shard: Mapping[str, int]
+) -> Tensor:
     """Return a distributed tensor with the data of an ordinary one; see `monarch.to_mesh`."""
     if tensor.requires_grad and torch.is_grad_enabled():
         raise refuse(
@@ -42,8 +44,8 @@ def send(tensor: torch.Tensor, mesh: DeviceMesh, stream: Stream, shard: Mapping[
             "an ordinary tensor that requires a gradient gets none from the processes; use "
             "tensor.detach(), or move a module",
         )
-    if tensor.is_meta or tensor.layout is not torch.strided:
-        raise TypeError(f"to_mesh sends tensors with data and strides, not {tensor!r}")
+    if tensor.is_meta:
+        raise TypeError("to_mesh sends tensors with data, and this one has none (device 'meta')")
     if recording() is not None:
         raise NotImplementedError(
             "a compiled function cannot send a tensor of the script in each call: send it before, "
@@ -51,6 +53,13 @@ def send(tensor: torch.Tensor, mesh: DeviceMesh, stream: Stream, shard: Mapping[
         )
     engine = mesh.client
     place = engine.place(mesh, stream)
+    if tensor.layout is not torch.strided:
+        if shard or tensor.layout is not torch.sparse_coo:
+            raise TypeError(
+                f"a tensor with the layout {tensor.layout} cannot be sent to a mesh: send a dense "
+                "one, or without shard= a torch.sparse_coo one"
+            )
+        return constant(tensor, place)
     if not shard and (engine.is_simulated or tensor.nbytes <= _SMALL):
         with _disable_current_modes():
             return constant(tensor.contiguous(), place)
@@ -75,9 +84,7 @@ def send(tensor: torch.Tensor, mesh: DeviceMesh, stream: Stream, shard: Mapping[
     return new_tensor(meta, place, ref, Aliases())
 
 
-def _parts(
-    tensor: torch.Tensor, mesh: DeviceMesh, shard: Mapping[str, int]
-) -> list[torch.Tensor]:
+def _parts(tensor: torch.Tensor, mesh: DeviceMesh, shard: Mapping[str, int]) -> list[torch.Tensor]:
     """Return the part of each process of `mesh`, or one for all of them."""
     if not shard:
         return [tensor]

@@ -1,14 +1,18 @@
 """Values that the script knows: those of small tensors that it has made from numbers alone.
 
 Optimizers count their steps in such tensors, a `GradScaler` keeps its scale in one, and the
-distributions of torch check their parameters. All of that reads numbers. The processes compute these
-tensors like all others. The script computes them as well, so that ``item()`` answers without a
-process, and any code that reads them works as it does with ordinary tensors.
+distributions of torch check their parameters. All of that reads numbers. The processes compute
+these tensors like all others. The script computes them as well, so that ``item()`` answers without
+a process, and any code that reads them works as it does with ordinary tensors.
 
-A storage is known (`Aliases.known`) if the script has made its data from numbers, and has changed it
-only by numbers and by tensors that are known. What else is written to it makes it unknown. Random
-numbers, data of a process and uninitialised memory are never known; neither is what a compiled
-function makes or writes to, since its recording is replayed without the script.
+A storage is known (`Aliases.known`) if the script has made its data from numbers, and has changed
+it only by numbers and by tensors that are known. What else is written to it makes it unknown.
+Random numbers, data of a process and uninitialised memory are never known; neither is what a
+compiled function makes or writes to, since its recording is replayed without the script.
+
+To follow an operation costs as much as to issue it. So a value that was used for a while and never
+read is forgotten, and the tensor is like all others. Results are as patient as what they are made
+of.
 """
 
 from __future__ import annotations
@@ -24,9 +28,10 @@ from monarch._tensors.core.metadata import Metadata, metadata_of
 from monarch._tensors.core.template import Plan
 from monarch._tensors.tensor import Tensor
 
-__all__ = ["follow", "is_computable", "learn", "value_of"]
+__all__ = ["are_known", "follow", "is_computable", "learn", "value_of"]
 
 _LARGEST = 256  # bytes
+_PATIENCE = 16  # operations
 
 
 def _fits(meta: Metadata | None) -> bool:
@@ -53,10 +58,24 @@ def is_computable(function: Any, plan: Plan) -> bool:
 
 def value_of(tensor: Tensor) -> torch.Tensor | None:
     """Return the value of a tensor as an ordinary one that shares its data, or None."""
-    storage = tensor._aliases.known
-    if storage is None or recording() is not None:
+    aliases = tensor._aliases
+    if aliases.known is None or recording() is not None:
         return None
-    return _view(storage, tensor._meta)
+    aliases.patience = _PATIENCE
+    return _view(aliases.known, tensor._meta)
+
+
+def are_known(tensors: Sequence[Tensor]) -> bool:
+    """Whether an operation that uses these tensors can be followed; it costs some patience."""
+    known = True
+    for tensor in tensors:
+        aliases = tensor._aliases
+        if aliases.known is not None:
+            aliases.patience -= 1
+            if aliases.patience < 0:
+                aliases.forget()
+        known = known and aliases.known is not None
+    return known
 
 
 def _view(storage: Any, meta: Metadata) -> torch.Tensor:
@@ -69,17 +88,23 @@ def learn(tensor: Tensor, value: torch.Tensor) -> None:
     """Take note that each process has `value`, an ordinary tensor, if that is small."""
     if recording() is None and _fits(tensor._meta) and metadata_of(value) is tensor._meta:
         with _disable_current_modes(), torch.no_grad():
-            tensor._aliases.know(value.detach().clone().untyped_storage())
+            copied = value.detach().clone()
+        tensor._aliases.know(copied.untyped_storage(), _PATIENCE)
 
 
 def follow(
-    plan: Plan, args: Any, kwargs: dict[str, Any], tensors: Sequence[Tensor], issue: Callable[[], Any]
+    plan: Plan,
+    args: Any,
+    kwargs: dict[str, Any],
+    tensors: Sequence[Tensor],
+    issue: Callable[[], Any],
 ) -> Any:
     """Issue an operation whose tensors are known, compute it here too, and return its results.
 
     In this order: if an exception comes between, what is written is unknown.
     """
     storages = [tensor._aliases.known for tensor in tensors]
+    patience = min((tensor._aliases.patience for tensor in tensors), default=_PATIENCE)
     values = {
         id(tensor): _view(storage, tensor._meta)
         for tensor, storage in zip(tensors, storages, strict=True)
@@ -88,9 +113,7 @@ def follow(
     def local(value: Any) -> Any:
         if type(value) is Tensor:
             return values[id(value)]
-        if isinstance(value, list | tuple):
-            return type(value)(map(local, value)) if type(value) in (list, tuple) else value
-        return value
+        return type(value)(map(local, value)) if type(value) in (list, tuple) else value
 
     result = issue()
     try:
@@ -104,16 +127,16 @@ def follow(
         return result
     for tensor, storage in zip(tensors, storages, strict=True):
         if tensor._aliases.known is None:
-            tensor._aliases.know(storage)
-    _take(result, computed)
+            tensor._aliases.know(storage, patience)
+    _take(result, computed, patience)
     return result
 
 
-def _take(result: Any, computed: Any) -> None:
+def _take(result: Any, computed: Any, patience: int) -> None:
     """Let the new tensors in `result` have the values that are in `computed`."""
     if type(result) is Tensor:
         if result._aliases.known is None and metadata_of(computed) is result._meta:
-            result._aliases.know(computed.untyped_storage())
+            result._aliases.know(computed.untyped_storage(), patience)
     elif isinstance(result, list | tuple):
         for one, value in zip(result, computed, strict=True):
-            _take(one, value)
+            _take(one, value, patience)

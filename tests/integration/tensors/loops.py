@@ -27,7 +27,9 @@ def loop(function: Loop) -> Loop:
 
 def made(*shape: int, seed: float = 1.0) -> Any:
     """Return numbers between -1 and 1 in this shape, the same each time."""
-    return torch.sin(torch.arange(math.prod(shape), dtype=torch.float32) * 1.7 + seed).reshape(shape)
+    return torch.sin(torch.arange(math.prod(shape), dtype=torch.float32) * 1.7 + seed).reshape(
+        shape
+    )
 
 
 def filled(module: Any) -> Any:
@@ -174,9 +176,7 @@ def gradients_are_clipped() -> Sequence[Any]:
     for _ in range(3):
         optimizer.zero_grad()
         F.mse_loss(model(x), y).backward()
-        norms.append(
-            nn.utils.clip_grad_norm_(model.parameters(), 0.1, error_if_nonfinite=True)
-        )
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.1, error_if_nonfinite=True))
         nn.utils.clip_grad_value_(model.parameters(), 0.05)
         optimizer.step()
     return [*norms, *model.parameters()]
@@ -366,7 +366,9 @@ _layer(
 )
 _layer("pooled", lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.MaxPool2d(2)), 2, 1, 8, 8)
 _layer("adaptive", lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.AdaptiveAvgPool2d(2)), 2, 1, 8, 8)
-_layer("upsampled", lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Upsample(scale_factor=2)), 2, 1, 5, 5)
+_layer(
+    "upsampled", lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Upsample(scale_factor=2)), 2, 1, 5, 5
+)
 _layer("weight_norm", lambda: nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)), 2, 4)
 _layer("prelu", lambda: nn.Sequential(nn.Linear(4, 3), nn.PReLU()), 2, 4)
 
@@ -507,7 +509,10 @@ def gradient_penalty() -> Sequence[Any]:
     model, x = network(), made(6, 4).requires_grad_()
     (gradient,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
     (model(x).mean() + (gradient.norm(dim=1) - 1).square().mean()).backward()
-    return [gradient, *(parameter.grad for parameter in model.parameters() if parameter.grad is not None)]
+    return [
+        gradient,
+        *(parameter.grad for parameter in model.parameters() if parameter.grad is not None),
+    ]
 
 
 @loop
@@ -740,7 +745,11 @@ def distributions() -> Sequence[Any]:
         d.Dirichlet(torch.ones(3)).log_prob(torch.tensor([0.2, 0.3, 0.5])),
         d.Independent(normal, 1).log_prob(made(3)),
     ]
-    shapes = [d.Gamma(torch.ones(2), 1.0).sample((3,)), normal.rsample((4,)), d.Poisson(2.0).sample()]
+    shapes = [
+        d.Gamma(torch.ones(2), 1.0).sample((3,)),
+        normal.rsample((4,)),
+        d.Poisson(2.0).sample(),
+    ]
     return [*many, *(list(sample.shape) for sample in shapes)]
 
 
@@ -761,7 +770,15 @@ def fourier_and_complex_numbers() -> Sequence[Any]:
     spectrum = torch.fft.rfft(x)
     torch.fft.irfft(spectrum * 0.5).square().sum().backward()
     z = torch.complex(made(3), made(3, seed=2))
-    return [spectrum.abs(), x.grad, z.conj().imag, torch.view_as_real(z.conj().resolve_conj()), (z * z.conj()).real]
+    return [
+        torch.fft.hfft(z),
+        torch.fft.hfft(z.conj()),
+        spectrum.abs(),
+        x.grad,
+        z.conj().imag,
+        torch.view_as_real(z.conj().resolve_conj()),
+        (z * z.conj()).real,
+    ]
 
 
 @loop

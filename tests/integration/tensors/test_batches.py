@@ -73,7 +73,9 @@ def test_each_process_gets_its_part(procs: ProcMesh) -> None:
         halves = to_mesh(x, procs, shard={"gpu": 0})
         for number, (host, gpu) in enumerate(PLACES):
             assert inspect(rows, host=host, gpu=gpu).equal(x[2 * number : 2 * number + 2])
-            assert inspect(both, host=host, gpu=gpu).equal(x[4 * host : 4 * host + 4, gpu : gpu + 1])
+            assert inspect(both, host=host, gpu=gpu).equal(
+                x[4 * host : 4 * host + 4, gpu : gpu + 1]
+            )
             assert inspect(halves, host=host, gpu=gpu).equal(x[4 * gpu : 4 * gpu + 4])
 
 
@@ -233,7 +235,9 @@ def test_shapes_that_depend_on_values_are_fetched(procs: ProcMesh) -> None:
         weight = (x + 1).requires_grad_()
         weight[weight > 2].sum().backward()
         assert inspect(weight.grad).tolist() == [0, 0, 1, 1]
-        with pytest.raises(NeedsShape, match=r"another shape on each process: \[2\] on rank 0; \[3"):
+        with pytest.raises(
+            NeedsShape, match=r"another shape on each process: \[2\] on rank 0; \[3"
+        ):
             x[x + procs_rank(procs) > 1]
         with configured(tensor_item="raise"), pytest.raises(NeedsShape):
             x[x > 1]

@@ -48,9 +48,7 @@ def alone(steps: int) -> list[Any]:
 @pytest.mark.parametrize("bucket_bytes", [1, 100, 25 << 20])
 def test_parts_of_a_batch_train_as_the_whole(bucket_bytes: int, procs: ProcMesh) -> None:
     with procs.activate():
-        model = data_parallel(
-            to_mesh(network(), procs), ("host", "gpu"), bucket_bytes=bucket_bytes
-        )
+        model = data_parallel(to_mesh(network(), procs), ("host", "gpu"), bucket_bytes=bucket_bytes)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
         x, y = to_mesh((X, Y), procs, shard={"host": 0, "gpu": 0})
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""Loops and models as people write them give the numbers of plain torch on a mesh, without settings."""
+"""Loops and models as people write them give the numbers of plain torch, without a setting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients pass through reductions and copies as through the collectives of torch.distributed.nn."""
+"""Gradients pass through reductions and copies as through those of torch.distributed.nn."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def given(procs: ProcMesh) -> tuple[Any, Any]:
 
 
 def expected(combine: Any) -> list[Any]:
-    """Return the gradients of the sum of all losses, where `combine` gives each process's result."""
+    """Return the gradients of the sum of all losses; `combine` gives each process's result."""
     inputs = [x.clone().requires_grad_() for x in INPUTS]
     results = combine(inputs)
     loss = sum((result**2 * factor).sum() for result, factor in zip(results, FACTORS, strict=True))
@@ -82,7 +82,9 @@ def test_a_copy_of_a_part_to_another_part(procs: ProcMesh) -> None:
             loss = (there**2 * slice_mesh(factor, host=1).to_mesh(second)).sum()
         loss.backward()
         for rank, (host, gpu) in enumerate(PLACES):
-            wanted = 2 * INPUTS[rank] * FACTORS[2 + gpu] if host == 0 else torch.zeros_like(INPUTS[0])
+            wanted = (
+                2 * INPUTS[rank] * FACTORS[2 + gpu] if host == 0 else torch.zeros_like(INPUTS[0])
+            )
             torch.testing.assert_close(inspect(x.grad, host=host, gpu=gpu), wanted)
 
 

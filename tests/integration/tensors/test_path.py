@@ -54,8 +54,8 @@ def test_operations_enter_few_functions(procs: ProcMesh) -> None:
         return x * 2
 
     with procs.activate():
-        x = torch.zeros(3, 4)
-        weight, bias = torch.zeros(4, 4), torch.zeros(4)
+        x = torch.rand(3, 4)
+        weight, bias = torch.rand(4, 4), torch.rand(4)
         count = itertools.count(1)
         operations: dict[str, tuple[float, Callable[[], object]]] = {
             # Arithmetic without gradients does not pass torch's dispatcher.

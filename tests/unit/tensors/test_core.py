@@ -62,15 +62,15 @@ def test_the_cache_keeps_what_was_used_last(keys: list[int], size: int) -> None:
     assert made == len(kept) + len(forgotten)
 
 
-# -- history: commands are ``(16, result, operand)`` and ``(17, written, operand)``
+# -- history: commands are ``(32, result, operand)`` and ``(33, written, operand)``
 
 READ = Plan(None, (), {}, (0,), (Output(),), ())
 WRITE = Plan(None, (), {}, (0, 1), (Output(argument=0),), (0,))
-PLANS = {16: READ, 17: WRITE}
+PLANS = {32: READ, 33: WRITE}
 
 
 def test_references_of_commands() -> None:
-    command = (17, 5, 6, (7, 8))
+    command = (33, 5, 6, (7, 8))
     assert list(results(WRITE, command)) == []
     assert list(reads(WRITE, command)) == [5, 6]
     assert list(writes(WRITE, command)) == [5, 7, 8]
@@ -85,11 +85,11 @@ def test_a_failure_spoils_what_depends_on_it(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 25))):
         kind = data.draw(st.sampled_from(["read", "write", "delete"]))
         if kind == "read" or len(alive) < 2:
-            commands.append((16, fresh, data.draw(st.sampled_from(alive))))
+            commands.append((32, fresh, data.draw(st.sampled_from(alive))))
             alive.append(fresh)
             fresh += 1
         elif kind == "write":
-            commands.append((17, *data.draw(st.permutations(alive))[:2]))
+            commands.append((33, *data.draw(st.permutations(alive))[:2]))
         else:
             ref = data.draw(st.sampled_from(alive))
             alive.remove(ref)
@@ -111,14 +111,14 @@ def test_a_failure_spoils_what_depends_on_it(data: st.DataObject) -> None:
     for number, command in enumerate(commands):
         if command[0] == DELETE:
             lost.discard(command[1])
-        elif number == seq or lost & {command[2], command[1] if command[0] == 17 else 0}:
+        elif number == seq or lost & {command[2], command[1] if command[0] == 33 else 0}:
             lost.add(command[1])
     assert set(history.spoilt) == lost
 
 
 def test_reports_of_several_processes_are_one_failure() -> None:
     history = History(PLANS)
-    history.add(Run(0, 0, [(16, 4, 1)], [()]))
+    history.add(Run(0, 0, [(32, 4, 1)], [()]))
     for rank in (1, 0, 1):
         history.fail(rank, 0, f"text {rank}", None)
     (failure,) = history.unraised()

@@ -15,11 +15,13 @@ torch = pytest.importorskip("torch")
 
 from monarch._tensors.core.metadata import metadata_of  # noqa: E402
 from monarch._tensors.core.recorded import Part  # noqa: E402
-from monarch._tensors.core.reduction import Reduction  # noqa: E402
+from monarch._tensors.core.reduction import Combination, Reduction  # noqa: E402
 from monarch._tensors.core.special import (  # noqa: E402
     ASK,
     BIND,
     BORROW,
+    COMBINE,
+    COMBINED,
     CONSTANT,
     COORDINATE,
     LEND,
@@ -72,6 +74,8 @@ COMMANDS: dict[int, tuple[Any, ...]] = {
     RECLAIM: (RECLAIM, 75, True, X, X, ()),
     REPLAY: (REPLAY, 0, (NEW,), (X,), (), ()),
     SHARE: (SHARE, (76, 0), X, (0,)),
+    COMBINE: (COMBINE, 77, (X,), Combination(RANKS, (0,), ("gpu",), True, (META,))),
+    COMBINED: (COMBINED, 78, (X,), ()),
 }
 """A command of each kind that reads the value `X` and defines `NEW`."""
 

@@ -26,6 +26,7 @@ class Aliases:
         "is_small",
         "known",
         "owned",
+        "patience",
         "readable",
         "refs",
         "usable",
@@ -36,6 +37,7 @@ class Aliases:
         self.refs: set[int] = set()
         self.is_small = False  # whether a few such storages may wait for their deletion
         self.known: Any = None  # its data, if the script has them: see `script_value`
+        self.patience = 0  # operations for which they are kept without being read
         self.owned = owned  # writable while it is not borrowed
         self.readable = True
         self.writable = owned
@@ -53,9 +55,10 @@ class Aliases:
             arriving()
         return self.readable
 
-    def know(self, storage: Any) -> None:
+    def know(self, storage: Any, patience: int) -> None:
         """Take note of the data, a storage of torch, which each process has alike."""
         self.known = storage
+        self.patience = patience
         self.usable = False
 
     def forget(self) -> None:

@@ -130,8 +130,8 @@ def references(command: Command) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 _NUMBER_AT = {
-    **{kind: 1 for kind in (LEND, RETURN, RECLAIM, COMBINE, COMBINED)},
-    **{kind: 2 for kind in (SEND, RECEIVE, BORROW)},
+    **dict.fromkeys((LEND, RETURN, RECLAIM, COMBINE, COMBINED), 1),
+    **dict.fromkeys((SEND, RECEIVE, BORROW), 2),
 }
 
 

@@ -127,6 +127,11 @@ _BY_MODE = frozenset({"aten.mkldnn_rnn_layer.default"})
 """Operators that return what their backward needs only while gradients are enabled."""
 
 
+def _view_as_real(value: torch.Tensor) -> torch.Tensor:
+    """Return the real and imaginary parts: a copy of what is conjugated, which has no view."""
+    return torch.view_as_real(value.resolve_conj())
+
+
 class _Number:
     """Executes commands of arithmetic with a tensor and a number.
 
@@ -179,6 +184,8 @@ def _operator(
         called = _FUNCTIONS.get(name, called)
     if name in _BY_MODE:
         called = torch.enable_grad()(called)
+    elif name == "aten.view_as_real.default":
+        called = _view_as_real
     return _line(called, args, kwargs, tensors, new, picks, is_alone)
 
 
