@@ -49,7 +49,7 @@ def data_parallel(
     Args:
         module: a module whose parameters are distributed tensors of one mesh.
         dims: the dimensions of that mesh over which the gradients are averaged; () means all.
-        bucket_bytes: the size of the pieces in which gradients are combined. The first one has at
+        bucket_bytes: the size from which a piece of gradients is combined; for the first piece at
             most 1 MiB.
         equalize: give each process the parameters and buffers of the first one along `dims`, as
             they differ if a mesh was active when the module was made. False if they are the same.
@@ -108,14 +108,14 @@ def _buckets(parameters: Sequence[Any], limit: int) -> list[_Bucket]:
     filling: dict[Any, _Bucket] = {}
     for parameter in reversed(parameters):
         kind = parameter.dtype, parameter._meta.device
-        nbytes = parameter._meta.nbytes()
         bucket = filling.get(kind)
-        most = min(_FIRST, limit) if bucket is not None and bucket is made[0] else limit
-        if bucket is None or bucket.nbytes + nbytes > most:
+        if bucket is None:
             bucket = filling[kind] = _Bucket()
             made.append(bucket)
         bucket.parameters.append(parameter)
-        bucket.nbytes += nbytes
+        bucket.nbytes += parameter._meta.nbytes()
+        if bucket.nbytes >= (min(_FIRST, limit) if bucket is made[0] else limit):
+            del filling[kind]
     return made
 
 
