@@ -149,6 +149,7 @@ PICTURES: dict[str, Callable[[Path], None]] = {
     "gallery-simulate-step.svg": shown("averages", "simulate_step"),
     "gallery-tensors.png": drawn("digits_tensors_loss.png", "train_digits_tensors"),
     "gallery-titan-like.png": drawn("titan_like.png", "titan_like"),
+    "gallery-train-gpt.png": drawn("train_gpt.png", "train_gpt"),
     "gallery-transformer.png": drawn("transformer_pipeline_loss.png", "transformer_pipeline"),
 }
 

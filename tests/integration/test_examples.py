@@ -85,6 +85,7 @@ NEEDED = {
     "train_digits_ddp": ("torch", "sklearn"),
     "train_digits_replicas": ("torch", "sklearn", "rich"),
     "train_digits_tensors": ("torch", "sklearn", "matplotlib"),
+    "train_gpt": ("torch", "matplotlib"),
     "transformer": ("torch",),
     "transformer_pipeline": ("torch",),
     "transformer_tensor_parallel": ("torch",),
@@ -864,6 +865,19 @@ def test_train_digits_tensors_learns_as_train_digits_does(undisturbed: str, tmp_
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
     assert number(r"test accuracy: ([\d.]+)", out) >= 0.95
     assert (tmp_path / "made" / "digits_tensors_loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.failures
+@needs(*NEEDED["train_gpt"])
+def test_train_gpt_has_the_same_losses_in_all_ways_and_after_a_kill(tmp_path: Path) -> None:
+    done = example("train_gpt", "--steps", "30", "--out", "made", cwd=tmp_path)
+    losses = re.findall(r"^(\w+) +loss ([\d.]+)  [\d,]+ tokens/s", done.stdout, re.MULTILINE)
+    assert [name for name, _ in losses] == ["plain", "mesh", "data", "ddp"]
+    assert [float(loss) for _, loss in losses] == pytest.approx([float(losses[0][1])] * 4, rel=1e-3)
+    assert re.search(r"a kill cost [\d.]+ s and \d+ steps again", done.stdout)
+    assert (tmp_path / "made" / "train_gpt.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.torch

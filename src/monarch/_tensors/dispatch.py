@@ -414,12 +414,17 @@ def _with_numbers(
     tensors: Sequence[Tensor],
     mesh: DeviceMesh | None,
 ) -> tuple[Any, dict[str, Any]]:
-    """Return the arguments with distributed tensors for ordinary ones, if these are numbers.
+    """Return the arguments with distributed tensors for ordinary ones, if these may be moved.
 
-    Ordinary tensors without dimensions are numbers, as torch takes those of a CPU among those of a
-    GPU. Raises `Misplaced` for others, and for one that would be written or needs a gradient.
+    As between the devices of torch, ordinary tensors without dimensions are numbers, and ``copy_``
+    moves what it copies, so that a module can load a state. Raises `Misplaced` for others, and for
+    one that would be written or needs a gradient.
     """
     place = place_at(tensors, mesh)
+    if place is not None and function is aten.copy_.default and type(args[0]) is Tensor:
+        from monarch._tensors.scatter import send
+
+        return (args[0], send(args[1].detach(), place.mesh, place.stream, {}), *args[2:]), kwargs
     written = {id(leaf) for leaf in written_leaves(function, args, kwargs)}
     if place is None or any(
         tensor.dim() or tensor.requires_grad or id(tensor) in written for tensor in local

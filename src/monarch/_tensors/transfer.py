@@ -118,8 +118,9 @@ def _copied(
         return send(leaf, _mesh_of(mesh), stream or get_active_stream(), shard)
     if shard and isinstance(leaf, MeshSliceTensor | torch.Tensor | torch.nn.Module):
         raise TypeError(
-            f"to_mesh(shard=...) divides ordinary tensors of the script, not a "
-            f"{type(leaf).__name__}"
+            f"to_mesh(shard=...) divides ordinary tensors of the script, not {leaf!r}. What makes "
+            "tensors while a mesh is active makes distributed ones: make the data before, or "
+            "within `with no_mesh.activate():`"
         )
     if isinstance(leaf, MeshSliceTensor):
         return leaf.to_mesh(mesh, stream)
