@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from monarch._spi import MeshTrait
-from monarch._tensors import data, direct, initial, loader
+from monarch._tensors import compiler, data, direct, initial, loader
 from monarch._tensors.absent import Absent
 from monarch._tensors.active import Guard, active, enter, leave
 from monarch._tensors.core.cache import Cache
@@ -260,6 +260,7 @@ on_stream_change.append(lambda _old, _new: see())
 direct.define()
 data.define()
 initial.define()
+compiler.define()
 
 
 class _NoMesh:

@@ -348,3 +348,41 @@ def test_a_state_that_cannot_be_saved_or_loaded(mesh: Any, tmp_path: Path) -> No
         load({"x": tensor}, tmp_path / "nowhere")
     with mesh.activate():
         assert inspect(torch.ones(1)).tolist() == [1.0]
+
+
+def test_torch_compile_stands_aside_while_a_mesh_is_active(procs: ProcMesh) -> None:
+    built: list[Any] = []
+
+    def backend(module: Any, _examples: Any) -> Any:
+        built.append(module)
+        return module
+
+    @torch.compile(backend=backend)
+    def function(x: Any) -> Any:
+        return x.sin() + 1
+
+    with procs.activate():
+        for _ in range(2):
+            assert inspect(function(torch.zeros(3))).tolist() == [1, 1, 1]
+        layer = torch.nn.Linear(3, 2)
+        layer.compile(backend=backend)
+        layer(torch.ones(3)).sum().backward()
+        assert inspect(layer.bias.grad).tolist() == [1, 1]
+        assert built == []
+    assert function(torch.zeros(3)).tolist() == [1, 1, 1]
+    assert len(built) == 1
+
+
+def test_torch_compile_works_in_the_processes(procs: ProcMesh) -> None:
+    def compiled(x: Any) -> Any:
+        calls: list[Any] = []
+
+        def backend(module: Any, _examples: Any) -> Any:
+            calls.append(module)
+            return module
+
+        return torch.compile(lambda x: x.cos(), backend=backend)(x) + len(calls)
+
+    with procs.activate():
+        made = remote(compiled, propagate=torch.empty_like)(torch.zeros(3))
+        assert inspect(made).tolist() == [2, 2, 2]
