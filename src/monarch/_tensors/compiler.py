@@ -1,9 +1,9 @@
 """`torch.compile` while a mesh is active: a compiled function runs as it was written.
 
-Torch's compiler reads the Python code that a function runs, and so would read this package, for minutes
-and to no use: the script computes nothing. Torch asks a function of its own which compiler to use in
-a call; where a mesh is active the answer is none. Functions that are compiled in the processes
-(``remote(torch.compile(function))``) and in the script outside of a mesh are compiled as ever.
+Torch's compiler reads the Python code that a function runs, and so would read this package, for
+minutes and to no use: the script computes nothing. Torch asks a function of its own which compiler
+to use in a call; where a mesh is active the answer is none. Functions that are compiled in the
+processes, and in the script outside of a mesh, are compiled as ever.
 """
 
 from __future__ import annotations

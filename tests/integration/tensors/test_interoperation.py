@@ -25,7 +25,7 @@ from monarch import Stream, Tensor, get_active_mesh, inspect, no_mesh, remote, t
 from monarch._tensors.checkpoint import load, save
 from monarch._tensors.errors import RemoteException
 from monarch._tensors.torch_mesh import TorchMesh, torch_mesh
-from monarch.actor import Actor, endpoint, this_host
+from monarch.actor import Actor, ProcMesh, endpoint, this_host
 from monarch.config import configured
 
 pytestmark = pytest.mark.torch

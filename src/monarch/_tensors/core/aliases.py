@@ -6,14 +6,13 @@ them changes all, and if the storage is dropped all are dropped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from types import CodeType
+from collections.abc import Callable
 from typing import Any
 
 __all__ = ["Aliases", "Stack"]
 
-Stack = Sequence[tuple[CodeType, int]]
-"""Where the program was: code objects and the offsets of their instructions, innermost first."""
+Stack = object
+"""Where the program was, see `monarch._tensors.where`; false if that is not known."""
 
 
 class Aliases:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import threading
 from collections.abc import Generator
-from types import CodeType
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -21,7 +19,7 @@ from monarch._tensors.propagate import fake_mode
 from monarch._tensors.simulator.commands import At
 from monarch._tensors.simulator.moves import Moves
 from monarch._tensors.simulator.workers import SimulatedWorkers
-from monarch._tensors.where import frames_of
+from monarch._tensors.where import Tagged, lines_of
 from monarch.actor import Slice as NDSlice
 
 if TYPE_CHECKING:
@@ -88,14 +86,6 @@ def tags() -> tuple[str, ...]:
     return _tags.values
 
 
-class _Tagged(list[tuple[CodeType, int]]):
-    """Where the program issued a command, and with which tags."""
-
-    def __init__(self, where: Stack, tags: tuple[str, ...]) -> None:
-        super().__init__(where)
-        self.tags = tags
-
-
 class SimulatedEngine(Engine):
     """An engine that sends its batches to `SimulatedWorkers`.
 
@@ -160,11 +150,11 @@ class SimulatedEngine(Engine):
 
     def emit(self, place: Place, command: EngineCommand, where: Stack) -> None:
         """Append a command, with the tags that it has now; it may stay on a tape for a while."""
-        super().emit(place, command, _Tagged(where, _tags.values))
+        super().emit(place, command, Tagged(where, _tags.values))
 
     def _append(self, place: Place, command: EngineCommand, where: Stack) -> None:
         super()._append(place, command, where)
-        tags = where.tags if isinstance(where, _Tagged) else _tags.values
+        tags = where.tags if isinstance(where, Tagged) else _tags.values
         self._notes[self._seq - 1] = (where, tags)
 
     def at(self, number: int) -> At:
@@ -193,14 +183,7 @@ class SimulatedEngine(Engine):
 
 def _lines(stack: Stack) -> tuple[tuple[str, int, str], ...]:
     """Return the innermost lines of the program in a stack, innermost last."""
-    lines = (line for entry in stack for line in _line(*entry))
-    return tuple(itertools.islice(lines, _LINES))[::-1]
-
-
-@functools.lru_cache(maxsize=4096)
-def _line(code: CodeType, offset: int) -> tuple[tuple[str, int, str], ...]:
-    """Return file, line and function of one entry of a stack; nothing for the engine's own."""
-    return tuple((f.filename, f.lineno or 0, f.name) for f in frames_of([(code, offset)]))
+    return tuple(lines_of(stack)[-_LINES:])
 
 
 def mocked(sizes: dict[str, int]) -> DeviceMesh:
