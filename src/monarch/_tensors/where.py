@@ -12,9 +12,9 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
-from torch._C._profiler import gather_traceback, symbolize_tracebacks
+from torch._C._profiler import CapturedTraceback, gather_traceback, symbolize_tracebacks
 
 from monarch import _spi
 from monarch._tensors.core.aliases import Stack
@@ -45,7 +45,8 @@ def lines_of(stack: Stack) -> list[tuple[str, int, str]]:
         return []
     frames = []
     inner = True
-    for frame in symbolize_tracebacks([stack])[0]:
+    symbolized: Any = symbolize_tracebacks([cast("CapturedTraceback", stack)])[0]
+    for frame in symbolized:
         file = frame["filename"]
         if (inner and _is_inner(file)) or _is_own(file):
             continue
