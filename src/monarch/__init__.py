@@ -64,6 +64,7 @@ _HOMES = {
     "Stream": "monarch._tensors.stream:Stream",
     "Tensor": "monarch._tensors.tensor:Tensor",
     "coalescing": "monarch._tensors.coalescing:coalescing",
+    "compile": "monarch._tensors.recording:compile",
     "call_on_shard_and_fetch": "monarch._tensors.remote:call_on_shard_and_fetch",
     "fetch_shard": "monarch._tensors.fetch:fetch_shard",
     "function_resolvers": "monarch._tensors.function:resolvers",
@@ -135,6 +136,6 @@ def _all() -> list[str]:
     served = {
         name
         for name, home in _HOMES.items()
-        if has_torch or not home.startswith("monarch._tensors.")
+        if (has_torch or not home.startswith("monarch._tensors.")) and name != "compile"
     }
     return sorted(served | {"actor", "builtins", "config", "timer"})

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from monarch import _spi
+from monarch._tensors.active import recording
 from monarch._tensors.core.special import BIND
 from monarch._tensors.core.template import DELETE, Operand
 from monarch._tensors.dispatch import constant, issue
@@ -57,6 +58,11 @@ def answer(
 
     Raises `error`, or for ``item()`` `NeedsValue`, if the setting `tensor_item` is "raise".
     """
+    session = recording()
+    if session is not None and error is None:
+        number = session.numbers.item(tensors[0])
+        if number is not None:
+            return session.numbers.fixed(number.node)
     values = [value_of(tensor) for tensor in tensors]
     if all(value is not None for value in values):
         return _computed(function, args, kwargs, tensors, values, place)

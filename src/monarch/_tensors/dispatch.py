@@ -25,9 +25,11 @@ from monarch._tensors.core.special import CONSTANT
 from monarch._tensors.core.template import Command, Operand, Plan
 from monarch._tensors.function import resolvable_function
 from monarch._tensors.misplaced import explain, place_at
+from monarch._tensors.numbers import Number, plain
 from monarch._tensors.propagate import NeedsShape, NeedsValue, plan_of_operator, written_leaves
 from monarch._tensors.script_value import are_known, follow, is_computable, learn
 from monarch._tensors.stream import main
+from monarch._tensors.tape import open_collections
 from monarch._tensors.tensor import Tensor, new_tensor
 from monarch._tensors.torch_operator import name_of
 from monarch._tensors.where import here
@@ -75,6 +77,8 @@ class _Operator:
                     "float",
                     "Tensor",
                     "Optional[Tensor]",
+                    "Optional[number]",
+                    "Optional[float]",
                 ):
                     varying.add(argument.name if argument.kwarg_only else index)
         self.varying = frozenset(varying)
@@ -120,9 +124,31 @@ def _other(
         key.append(None)
     elif isinstance(value, torch.SymInt):
         raise TypeError("symbolic shapes are not supported in distributed operations")
+    elif kind in _SYMBOLIC:
+        _number(value, False, key, operands)
     else:
         key.append(kind)
         key.append(value)
+
+
+_SYMBOLIC = frozenset({torch.SymFloat, Number})
+
+
+def _number(value: Any, may_vary: bool, key: list[Any], operands: list[Any]) -> None:
+    """Add a number of a recording: as an operand that varies, or by its value."""
+    session = recording()
+    numbers = value.node.numbers
+    number = plain(value)
+    if session is None or numbers is not session.numbers:
+        pass  # the function has ended, and has left it somewhere
+    elif may_vary and type(number) is float:
+        key.append(float)
+        operands.append(numbers.place(value))
+        return
+    else:
+        number = numbers.fixed(value.node)
+    key.append(type(number))
+    (operands if may_vary else key).append(number)
 
 
 def _pattern(tensors: list[Tensor]) -> tuple[int, ...]:
@@ -150,6 +176,7 @@ def dispatch(function: Any, args: Any, kwargs: dict[str, Any], mesh: DeviceMesh 
     tensors: list[Tensor] = []
     local: list[torch.Tensor] = []
     varying = operator.varying
+    is_symbolic = False
     index = 0
     for value in args:
         kind = type(value)
@@ -165,6 +192,9 @@ def dispatch(function: Any, args: Any, kwargs: dict[str, Any], mesh: DeviceMesh 
                 key.append(value)
         elif kind in _PLAIN:
             key.append(value)
+        elif kind in _SYMBOLIC:
+            is_symbolic = True
+            _number(value, index in varying, key, operands)
         else:
             _other(value, kind, key, operands, tensors, local)
         index += 1  # noqa: SIM113 - `enumerate` makes a tuple for each
@@ -183,8 +213,14 @@ def dispatch(function: Any, args: Any, kwargs: dict[str, Any], mesh: DeviceMesh 
                 key.append(value)
         elif kind in _PLAIN:
             key.append(value)
+        elif kind in _SYMBOLIC:
+            is_symbolic = True
+            _number(value, name in varying, key, operands)
         else:
             _other(value, kind, key, operands, tensors, local)
+    given = args, kwargs
+    if is_symbolic:
+        args, kwargs = pytree.tree_map(plain, given)
     if local:
         if tensors:
             args, kwargs = _with_numbers(function, args, kwargs, local, tensors, mesh)
@@ -227,7 +263,14 @@ def dispatch(function: Any, args: Any, kwargs: dict[str, Any], mesh: DeviceMesh 
         for number in written:
             if not tensors[number]._aliases.writable:
                 raise explain(function, args, kwargs, mesh, place, plan)
-    if is_known and plan.is_computable and recording() is None:
+    session = recording() if open_collections else None
+    if session is not None and session.numbers.concerns(tensors):
+        where = here()
+        return session.numbers.follow(
+            *(plan, *given, tensors),
+            lambda: issue(plan, place, tensors, operands, where),
+        )
+    if is_known and plan.is_computable and session is None:
         where = here()
         return follow(
             *(plan, args, kwargs, tensors),

@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import warnings
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -52,10 +53,12 @@ from monarch._tensors.core.template import DELETE, FIRST, Command, Operand, oper
 from monarch._tensors.engine import engines
 from monarch._tensors.mesh import no_mesh
 from monarch._tensors.misplaced import explain, place_at, refuse
+from monarch._tensors.numbers import Number, Numbers
 from monarch._tensors.stream import main
 from monarch._tensors.tape import Collection, Tape, open_collections, tape_of
 from monarch._tensors.tensor import Tensor, new_tensor
-from monarch._tensors.where import here, text_of
+from monarch._tensors.watched import Watched
+from monarch._tensors.where import here, program_level, text_of
 
 if TYPE_CHECKING:
     from monarch._tensors.borrow import Borrow
@@ -102,6 +105,8 @@ class _Recording:
             of an argument or captured tensor, or of an earlier result n as -1 - n, or None.
         structure: the returned structure, with an `Operand` for each result.
         overlap: for each argument the first captured tensor with the same storage; see `_overlap`.
+        numbers: what it computes with numbers.
+        state: of the modules and optimizers, see `Watched.state`.
     """
 
     parts: list[_Part]
@@ -112,6 +117,8 @@ class _Recording:
     outputs: list[tuple[Metadata, Place, int | None]]
     structure: Any
     overlap: list[int | None]
+    numbers: Numbers
+    state: Any = None
     is_verified: bool = False
 
 
@@ -140,6 +147,7 @@ def compile(fn: Callable[..., Any] | None = None, verify: bool = True) -> Any:  
         return functools.partial(compile, verify=verify)
     recordings: dict[Any, list[_Recording]] = {}
     name = getattr(fn, "__qualname__", str(fn))
+    watching: dict[Any, Watched] = {}
 
     @functools.wraps(fn)
     def compiled(*args: Any, **kwargs: Any) -> Any:
@@ -151,7 +159,8 @@ def compile(fn: Callable[..., Any] | None = None, verify: bool = True) -> Any:  
         if collecting() is not None or _is_collected(tensors):
             return fn(*args, **kwargs)  # a part of another recording, or of a coalesced block
         _refuse_gradients(name, tensors)
-        key = (structure_key(spec), active().mesh, active().stream or main, _kind(leaves))
+        modes = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
+        key = (structure_key(spec), active().mesh, active().stream or main, modes, _kind(leaves))
         try:
             known = recordings.setdefault(key, [])
         except TypeError as error:
@@ -159,15 +168,32 @@ def compile(fn: Callable[..., Any] | None = None, verify: bool = True) -> Any:  
                 f"the compiled function {name} has an argument that cannot be hashed, so its calls "
                 f"cannot be told apart ({error}): pass tensors, and plain values in tuples"
             ) from None
-        recording = next((r for r in known if r.overlap == _overlap(tensors, r.captured)), None)
-        if recording is None:
-            recording = _record(name, fn, leaves, spec)
-            known.append(recording)
-        elif verify and not recording.is_verified:
-            again = _record(name, fn, leaves, spec)
-            _compare(name, recording, again)
-            recording.is_verified = True
-        return _replay(name, recording, tensors)
+        watched = watching.get(key)
+        if watched is None or not watched.is_current():
+            watched = watching[key] = Watched(fn, leaves)
+        if watched.begins():
+            return fn(*args, **kwargs)
+        state = watched.state()
+        found = None
+        for each in known:
+            if each.overlap == _overlap(tensors, each.captured) and each.state == state:
+                found = each.numbers.run(leaves)
+                if found is not None:
+                    break
+        if found is None:
+            if sum(map(len, recordings.values())) >= _MOST:
+                _give_up(name)
+                return fn(*args, **kwargs)
+            each = _record(name, fn, leaves, spec, watched)
+            each.state = state
+            known.append(each)
+            found = each.numbers.run(leaves)
+        elif verify and not each.is_verified:
+            again = _record(name, fn, leaves, spec, watched)
+            _compare(name, each, again)
+            each.is_verified = True
+            found = each.numbers.run(leaves)
+        return _replay(name, each, tensors, found)
 
     return compiled
 
@@ -203,6 +229,8 @@ def _kind(leaves: Sequence[Any]) -> tuple[Any, ...]:
         if type(leaf) is Tensor:
             storage = storages.setdefault(leaf._aliases, len(storages))
             kind += (leaf._meta, leaf._place, storage, same.setdefault(leaf._ref, len(same)))
+        elif type(leaf) is float:
+            kind.append(float)  # a number of the recording
         else:
             kind += (type(leaf), leaf)
     return tuple(kind)
@@ -254,6 +282,7 @@ class Session(Collection):
     def __init__(self, name: str) -> None:
         super().__init__(engines())
         self.name = name
+        self.numbers = Numbers()
         self.borrows: list[Borrow] = []
         self._first_number = new_number()
 
@@ -334,16 +363,27 @@ class Session(Collection):
         return left
 
 
-def _record(name: str, fn: Callable[..., Any], given: Sequence[Any], shape: Any) -> _Recording:
+def _record(
+    name: str, fn: Callable[..., Any], given: Sequence[Any], shape: Any, watched: Watched
+) -> _Recording:
     """Run `fn` and keep its commands instead of sending them."""
     session = Session(name)
+    numbers = session.numbers
     with session.hold():
         stand_ins = _stand_ins(session, given)
         tensors = [stand_ins[id(leaf)] for leaf in given if id(leaf) in stand_ins]
-        args, kwargs = pytree.tree_unflatten(
-            [stand_ins.get(id(leaf), leaf) for leaf in given], shape
-        )
-        returned = session.run(lambda: fn(*args, **kwargs))
+        shown_leaves = [
+            numbers.argument(at, leaf) if type(leaf) is float else stand_ins.get(id(leaf), leaf)
+            for at, leaf in enumerate(given)
+        ]
+        args, kwargs = pytree.tree_unflatten(shown_leaves, shape)
+        end = watched.number(numbers)
+        try:
+            returned = session.run(lambda: fn(*args, **kwargs))
+        finally:
+            end()
+        returned = pytree.tree_map_only(Number, _returned, returned)
+        numbers.close()
         leaves, spec = pytree.tree_flatten(returned)
         results: list[Any] = [leaf for leaf in leaves if type(leaf) is Tensor]
         _refuse_gradients(name, results)
@@ -363,12 +403,14 @@ def _record(name: str, fn: Callable[..., Any], given: Sequence[Any], shape: Any)
             shares = _shares(leaf, outer, results[: len(outputs)])
             outputs.append((leaf._meta, leaf._place, shares))
         parts = [part for tape in tapes if (part := _part(tape, outer, results)) is not None]
-        numbers = tuple(n for n, tensor in enumerate(outer) if tensor in written)
+        written_numbers = tuple(n for n, tensor in enumerate(outer) if tensor in written)
         overlap = _overlap(tensors, captured)
         structure = pytree.tree_unflatten(shown, spec)
         forms = _forms(tapes, tensors)
         stacks = [where for tape in tapes for where in tape.stacks]
-        return _Recording(parts, forms, stacks, captured, numbers, outputs, structure, overlap)
+        return _Recording(
+            *(parts, forms, stacks, captured, written_numbers, outputs, structure, overlap, numbers)
+        )
 
 
 def _captured(
@@ -430,8 +472,12 @@ def _shares(leaf: Tensor, outer: Sequence[Tensor], earlier: Sequence[Tensor]) ->
 # -- replay ---------------------------------------------------------------------------------------
 
 
-def _replay(name: str, recording: _Recording, tensors: Sequence[Tensor]) -> Any:
-    """Let the processes replay a recording, and return its results."""
+def _replay(name: str, recording: _Recording, tensors: Sequence[Tensor], found: Any) -> Any:
+    """Let the processes replay a recording, and return its results.
+
+    `found` is what `Numbers.run` has returned for the call.
+    """
+    operands, states, effects = found
     outer = [*tensors, *recording.captured]
     for tensor in outer:
         if not tensor._aliases.may_read():
@@ -459,6 +505,7 @@ def _replay(name: str, recording: _Recording, tensors: Sequence[Tensor]) -> Any:
             tuple(outer[n]._ref for n in part.given),
             tuple((stream, tuple(written)) for stream, written in streams.items()),
             tuple(fresh[number] for number in part.numbers),
+            operands,
         )
         part.engine.emit(part.place, command, where)
     made: list[Tensor] = []
@@ -470,8 +517,33 @@ def _replay(name: str, recording: _Recording, tensors: Sequence[Tensor]) -> Any:
         made.append(new_tensor(metadata, place, ref, aliases))
     for number in recording.written:
         torch.autograd.graph.increment_version(outer[number])
+    for aliases, storage in states:
+        aliases.know(storage)
+    for group, key, value in effects:
+        group[key] = value
     return pytree.tree_map(
         lambda leaf: made[leaf.index] if type(leaf) is Operand else leaf, recording.structure
+    )
+
+
+_MOST = 8  # recordings of a function
+
+
+def _give_up(name: str) -> None:
+    """Warn, once for each line, that a function is not recorded any more."""
+    warnings.warn(
+        f"the compiled function {name} has {_MOST} recordings, and this call fits none of them: "
+        "shapes, modes, modules, or numbers that it decides by are others each time. It runs "
+        "uncompiled from now on where none fits",
+        UserWarning,
+        stacklevel=program_level(),
+    )
+
+
+def _returned(number: Number) -> float:
+    raise NotImplementedError(
+        "a compiled function returns a number that changes from call to call: return a tensor, or "
+        "compute the number outside of it"
     )
 
 

@@ -24,14 +24,15 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from monarch._tensors.active import recording
+from monarch._tensors.core.aliases import PATIENCE
 from monarch._tensors.core.metadata import Metadata, metadata_of
 from monarch._tensors.core.template import Plan
+from monarch._tensors.numbers import local_view
 from monarch._tensors.tensor import Tensor
 
 __all__ = ["are_known", "follow", "is_computable", "learn", "value_of"]
 
 _LARGEST = 256  # bytes
-_PATIENCE = 16  # operations
 
 
 def _fits(meta: Metadata | None) -> bool:
@@ -61,8 +62,8 @@ def value_of(tensor: Tensor) -> torch.Tensor | None:
     aliases = tensor._aliases
     if aliases.known is None or recording() is not None:
         return None
-    aliases.patience = _PATIENCE
-    return _view(aliases.known, tensor._meta)
+    aliases.patience = PATIENCE
+    return local_view(aliases.known, tensor._meta)
 
 
 def are_known(tensors: Sequence[Tensor]) -> bool:
@@ -78,18 +79,12 @@ def are_known(tensors: Sequence[Tensor]) -> bool:
     return known
 
 
-def _view(storage: Any, meta: Metadata) -> torch.Tensor:
-    with _disable_current_modes(), torch.no_grad():
-        made = torch.empty(0, dtype=meta.dtype)
-        return made.set_(storage, meta.offset, meta.size, meta.stride)
-
-
 def learn(tensor: Tensor, value: torch.Tensor) -> None:
     """Take note that each process has `value`, an ordinary tensor, if that is small."""
     if recording() is None and _fits(tensor._meta) and metadata_of(value) is tensor._meta:
         with _disable_current_modes(), torch.no_grad():
             copied = value.detach().clone()
-        tensor._aliases.know(copied.untyped_storage(), _PATIENCE)
+        tensor._aliases.know(copied.untyped_storage())
 
 
 def follow(
@@ -104,9 +99,9 @@ def follow(
     In this order: if an exception comes between, what is written is unknown.
     """
     storages = [tensor._aliases.known for tensor in tensors]
-    patience = min((tensor._aliases.patience for tensor in tensors), default=_PATIENCE)
+    patience = min((tensor._aliases.patience for tensor in tensors), default=PATIENCE)
     values = {
-        id(tensor): _view(storage, tensor._meta)
+        id(tensor): local_view(storage, tensor._meta)
         for tensor, storage in zip(tensors, storages, strict=True)
     }
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from monarch._tensors.absent import Absent
+from monarch._tensors.active import recording
 from monarch._tensors.core.aliases import Aliases
 from monarch._tensors.core.metadata import Metadata
 from monarch._tensors.errors import Misplaced
@@ -135,6 +136,12 @@ class Tensor(torch.Tensor):  # type: ignore[misc]  # torch is optional, see pypr
     ) -> Tensor:
         """Combine as `reduce` does, and write the result into this tensor, which is returned."""
         return self.reduce(dims, reduction, scatter, mesh, _inplace=True)
+
+    def item(self) -> Any:
+        """Return the number in a tensor of one element; see the setting `tensor_item`."""
+        session = recording()
+        number = None if session is None else session.numbers.item(self)
+        return super().item() if number is None else number
 
     def numpy(self, *_args: Any, **_kwargs: Any) -> NoReturn:
         """Raise RuntimeError: the data are on the processes."""

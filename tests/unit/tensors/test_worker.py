@@ -72,7 +72,7 @@ COMMANDS: dict[int, tuple[Any, ...]] = {
     BORROW: (BORROW, NEW, 73, X),
     RETURN: (RETURN, 74, X),
     RECLAIM: (RECLAIM, 75, True, X, X, ()),
-    REPLAY: (REPLAY, 0, (NEW,), (X,), (), ()),
+    REPLAY: (REPLAY, 0, (NEW,), (X,), (), (), ()),
     SHARE: (SHARE, (76, 0), X, (0,)),
     COMBINE: (COMBINE, 77, (X,), Combination(RANKS, (0,), ("gpu",), True, (META,))),
     COMBINED: (COMBINED, 78, (X,), ()),
@@ -317,7 +317,7 @@ def test_a_failure_in_a_recording_fails_that_command_alone(worker: Worker) -> No
     commands = [(0, (FIRST, 101, 100)), (1, (LEND, 90, 101)), (2, (FIRST + 1, 102, 100))]
     part = Part((90,), commands, [(0, 100)], [(0, 101), (1, 102)])
     worker.table.recordings[0] = {0: part}
-    worker.execute((REPLAY, 0, (NEW, 3), (X,), (), (91,)))
+    worker.execute((REPLAY, 0, (NEW, 3), (X,), (), (91,), ()))
     assert worker.failed() == [10]
     assert worker.table.values[NEW] == Lost(10)
     assert worker.table.values[3].tolist() == [-1, -1]

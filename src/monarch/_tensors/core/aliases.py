@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Aliases", "Stack"]
+__all__ = ["PATIENCE", "Aliases", "Stack"]
+
+PATIENCE = 16
+"""Operations for which the script keeps a value that nothing reads."""
 
 Stack = object
 """Where the program was, see `monarch._tensors.where`; false if that is not known."""
@@ -54,7 +57,7 @@ class Aliases:
             arriving()
         return self.readable
 
-    def know(self, storage: Any, patience: int) -> None:
+    def know(self, storage: Any, patience: int = PATIENCE) -> None:
         """Take note of the data, a storage of torch, which each process has alike."""
         self.known = storage
         self.patience = patience

@@ -7,12 +7,24 @@ as they would execute the commands of the function itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from monarch._tensors.core.template import Command
 
-__all__ = ["Part", "Recorded"]
+__all__ = ["Part", "Recorded", "Varying"]
+
+
+@dataclass(frozen=True)
+class Varying:
+    """The place of a number that each call of a recording has anew."""
+
+    index: int
+
+    @staticmethod
+    def filled(command: Command, numbers: Sequence[float]) -> Command:
+        """Return a command with the numbers of a call."""
+        return tuple(numbers[x.index] if type(x) is Varying else x for x in command)
 
 
 @dataclass
@@ -25,12 +37,14 @@ class Part:
             reference in the commands.
         results: the same for each result.
         numbers: the numbers of copies and borrows in the commands of the recording.
+        varying: the indices of commands that have places for numbers.
     """
 
     numbers: tuple[int, ...]
     commands: list[tuple[int, Command]] = field(default_factory=list)
     given: list[tuple[int, int]] = field(default_factory=list)
     results: list[tuple[int, int]] = field(default_factory=list)
+    varying: set[int] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
@@ -66,6 +80,8 @@ class Recorded:
         for index, (command, place) in enumerate(zip(self.commands, self.places, strict=True)):
             if (own := part(place)) is not None:
                 own.commands.append((index, command))
+                if any(type(operand) is Varying for operand in command):
+                    own.varying.add(index)
         for position, (ref, place) in enumerate(self.given):
             if (own := part(place)) is not None:
                 own.given.append((position, ref))

@@ -78,11 +78,11 @@ RECLAIM = 12
 `ref` is the borrowed value if it could be written, else 0.
 """
 REPLAY = 13
-"""``(REPLAY, number, results, given, changed, fresh)``: execute a recording.
+"""``(REPLAY, number, results, given, changed, fresh, values)``: execute a recording.
 
 `given` are the arguments and the captured tensors. `changed` are those that it writes to, with
 aliases: a pair of a stream and references for each stream. `fresh` are the numbers of copies and
-borrows in this call.
+borrows in this call, and `values` those that commands have places for.
 """
 SHARE = 14
 """``(SHARE, key, ref, ranks)``: let actors on some processes have the value."""

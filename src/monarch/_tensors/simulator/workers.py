@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from monarch import _spi
 from monarch._tensors.core.metadata import Metadata, interned, metadata_of
+from monarch._tensors.core.recorded import Varying
 from monarch._tensors.core.special import (
     ASK,
     BIND,
@@ -321,13 +322,14 @@ class SimulatedWorkers:
         """Do nothing: the command has no effect on time or memory."""
 
     def _replay(self, seq: int, at: At, command: Command, table: _Table) -> None:
-        _, number, refs, given, _, fresh = command
+        _, number, refs, given, _, fresh, operands = command
         recorded = self._recordings[number]
         local: _Table = {}
         for (name, _), ref in zip(recorded.given, given, strict=True):
             self._put(local, name, table[ref])
         numbers = dict(zip(recorded.numbers, fresh, strict=True))
-        for inner, place in zip(recorded.commands, recorded.places, strict=True):
+        for command_of_call, place in zip(recorded.commands, recorded.places, strict=True):
+            inner = Varying.filled(command_of_call, operands)
             new = inner if inner[0] >= FIRST else renumbered(inner, numbers)
             self._one(seq, self._engine.at(place), new, local)
         for (name, _), ref in zip(recorded.results, refs, strict=True):

@@ -22,7 +22,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from monarch import _spi
-from monarch._tensors.core.recorded import Part
+from monarch._tensors.core.recorded import Part, Varying
 from monarch._tensors.core.special import (
     ASK,
     BIND,
@@ -302,7 +302,7 @@ class StreamThread:
                 hands_over(seq, command, _All(lost))
 
     def _replay(self, seq: int, command: Command, values: dict[int, Any]) -> None:
-        _, number, refs, given, changed, fresh = command
+        _, number, refs, given, changed, fresh, operands = command
         part = self.table.recordings[number].get(self.number)
         if part is None:
             return  # other streams of this process have work in it
@@ -310,7 +310,10 @@ class StreamThread:
         numbers = dict(zip(part.numbers, fresh, strict=True))
         templates = self.table.templates
         for index, recorded in part.commands:
-            inner = recorded if recorded[0] >= FIRST else renumbered(recorded, numbers)
+            if index in part.varying:
+                inner = Varying.filled(recorded, operands)
+            else:
+                inner = recorded if recorded[0] >= FIRST else renumbered(recorded, numbers)
             try:
                 if inner[0] >= FIRST:
                     templates[inner[0]].run(local, inner)

@@ -1,0 +1,403 @@
+"""`Numbers`: what a recorded function computes with numbers, replayed by the script in each call.
+
+The learning rate changes from step to step, and so does what an optimizer makes of its step
+counters. Recorded as constants they would be wrong in the next call. So while a function is
+recorded the numbers that may change are of the type `Number`: the float arguments, the numbers in
+the groups of optimizers, and what ``item()`` reads of a tensor whose value the script knows
+(`script_value`). Arithmetic with them is kept as lines of Python, and where one is an operand of an
+operation the command has a place for it. A call runs the lines, and sends the values for the
+places.
+
+Torch takes a `Number` for a symbolic number of its own, and hands it on to the dispatcher as it is.
+What decides by a number (a comparison) or needs its value (``float()``, a size) is a condition: a
+recording serves only calls in which the conditions have the same outcome.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from monarch._tensors.core.aliases import Aliases
+from monarch._tensors.core.metadata import Metadata
+from monarch._tensors.core.recorded import Varying
+from monarch._tensors.core.template import Plan
+from monarch._tensors.tensor import Tensor
+
+__all__ = ["Number", "Numbers", "local_view", "plain"]
+
+
+def local_view(storage: Any, meta: Metadata) -> torch.Tensor:
+    """Return an ordinary tensor with these metadata and the data of a storage."""
+    with _disable_current_modes(), torch.no_grad():
+        made = torch.empty(0, dtype=meta.dtype)
+        return made.set_(storage, meta.offset, meta.size, meta.stride)
+
+
+class _Node:
+    """A number in the lines: its name there, and its value at the recording.
+
+    Torch calls these methods for a symbolic number.
+    """
+
+    __slots__ = ("name", "numbers", "value")
+
+    def __init__(self, numbers: Numbers, name: str, value: Any) -> None:
+        self.numbers = numbers
+        self.name = name
+        self.value = value
+
+    def is_int(self) -> bool:
+        return False
+
+    def is_float(self) -> bool:
+        return True
+
+    def is_bool(self) -> bool:
+        return False
+
+    def is_nested_int(self) -> bool:
+        return False
+
+    def is_symbolic(self) -> bool:
+        return True
+
+    def is_constant(self) -> bool:
+        return False
+
+    def maybe_as_int(self) -> None:
+        return None
+
+    def maybe_as_float(self) -> None:
+        return None
+
+    def maybe_as_bool(self) -> None:
+        return None
+
+    def guard_float(self, _file: str, _line: int) -> float:
+        return float(self.numbers.fixed(self))
+
+    def wrap_float(self, value: float) -> _Node:
+        return _Node(self.numbers, repr(value), value)
+
+    def wrap_int(self, value: int) -> _Node:
+        return _Node(self.numbers, repr(value), value)
+
+    def neg(self) -> _Node:
+        return self.numbers.computed("-{}", operator.neg, self)
+
+    def add(self, other: _Node) -> _Node:
+        return self.numbers.computed("{} + {}", operator.add, self, other)
+
+    def sub(self, other: _Node) -> _Node:
+        return self.numbers.computed("{} - {}", operator.sub, self, other)
+
+    def mul(self, other: _Node) -> _Node:
+        return self.numbers.computed("{} * {}", operator.mul, self, other)
+
+    def truediv(self, other: _Node) -> _Node:
+        return self.numbers.computed("{} / {}", operator.truediv, self, other)
+
+    def str(self) -> str:
+        return repr(self.value)
+
+
+class Number(torch.SymFloat):  # type: ignore[misc]  # torch is optional
+    """A number that may be another one in the next call of a compiled function."""
+
+    def __repr__(self) -> str:
+        return repr(self.node.value)
+
+    def __hash__(self) -> int:
+        return hash(float(self))
+
+    def __float__(self) -> float:
+        return float(self.node.numbers.fixed(self.node))
+
+    def __int__(self) -> int:
+        return int(self.node.numbers.fixed(self.node))
+
+    __trunc__ = __int__
+
+    def __index__(self) -> int:
+        return operator.index(self.node.numbers.fixed(self.node))
+
+    def __bool__(self) -> bool:
+        return bool(self != 0)
+
+    def __format__(self, spec: str) -> str:
+        return format(self.node.numbers.fixed(self.node), spec)
+
+    def is_integer(self) -> bool:
+        return float(self).is_integer()
+
+
+def _defined() -> None:
+    def binary(name: str, text: str, function: Callable[[Any, Any], Any]) -> None:
+        def forth(self: Number, other: Any) -> Any:
+            if type(other) not in _PLAIN:
+                return NotImplemented
+            return self.node.numbers.number(text, function, self, other)
+
+        def back(self: Number, other: Any) -> Any:
+            if type(other) not in _PLAIN:
+                return NotImplemented
+            return self.node.numbers.number(text, function, other, self)
+
+        setattr(Number, f"__{name}__", forth)
+        setattr(Number, f"__r{name}__", back)
+
+    def compare(name: str, text: str, function: Callable[[Any, Any], bool]) -> None:
+        def compared(self: Number, other: Any) -> Any:
+            if type(other) not in _PLAIN:
+                return NotImplemented
+            return self.node.numbers.decided(text, function, self, other)
+
+        setattr(Number, f"__{name}__", compared)
+
+    for name, text in (
+        *(("add", "{} + {}"), ("sub", "{} - {}"), ("mul", "{} * {}"), ("truediv", "{} / {}")),
+        *(("pow", "{} ** {}"), ("mod", "{} % {}"), ("floordiv", "{} // {}")),
+    ):
+        binary(name, text, getattr(operator, name))
+    for name, text in (
+        *(("lt", "{} < {}"), ("le", "{} <= {}"), ("gt", "{} > {}"), ("ge", "{} >= {}")),
+        *(("eq", "{} == {}"), ("ne", "{} != {}")),
+    ):
+        compare(name, text, getattr(operator, name))
+    for name, text, function in (
+        ("neg", "-{}", operator.neg),
+        ("pos", "+{}", operator.pos),
+        ("abs", "abs({})", abs),
+    ):
+
+        def unary(self: Number, text: str = text, function: Any = function) -> Any:
+            return self.node.numbers.number(text, function, self)
+
+        setattr(Number, f"__{name}__", unary)
+
+
+_PLAIN = frozenset({int, float, bool, Number, torch.SymFloat})
+_defined()
+
+
+def plain(value: Any) -> Any:
+    """Return the value of a symbolic number at the recording, and everything else as it is."""
+    return value.node.value if isinstance(value, torch.SymFloat) else value
+
+
+class Numbers:
+    """The lines of a recording.
+
+    Attributes:
+        is_open: whether the function is being recorded.
+        operands: the names of the numbers that commands have a place for.
+    """
+
+    def __init__(self) -> None:
+        self.is_open = True
+        self.operands: list[str] = []
+        self._lines: list[str] = []
+        self._constants: dict[str, Any] = {"view": local_view}
+        self._count = 0
+        self._places: dict[str, int] = {}
+        self._states: dict[Aliases, tuple[str, Any]] = {}  # storages: names, and values now
+        self._outer: dict[Aliases, str] = {}  # of those that the function has not made
+        self._effects: list[str] = []
+        self._run: Callable[..., Any] | None = None
+
+    # -- while the function is recorded -----------------------------------------------------------
+
+    def _named(self, prefix: str) -> str:
+        self._count += 1
+        return f"{prefix}{self._count}"
+
+    def _constant(self, value: Any) -> str:
+        name = self._named("k")
+        self._constants[name] = value
+        return name
+
+    def source(self, text: str, constant: Any, value: float) -> Number:
+        """Return a number that each call reads by `text`, in which ``{}`` is a constant."""
+        name = self._named("r")
+        self._lines.append(f"{name} = {text.format(self._constant(constant))}")
+        return Number(_Node(self, name, value))
+
+    def argument(self, index: int, value: float) -> Number:
+        """Return the number that is a leaf of the arguments."""
+        name = self._named("r")
+        self._lines.append(f"{name} = leaves[{index}]")
+        return Number(_Node(self, name, value))
+
+    def _text(self, value: Any) -> tuple[str, Any]:
+        if isinstance(value, torch.SymFloat):
+            value = value.node
+        if type(value) is _Node:
+            return value.name, value.value
+        return repr(value) if math.isfinite(value) else self._constant(value), value
+
+    def computed(self, text: str, function: Callable[..., Any], *values: Any) -> _Node:
+        """Return the number that a line computes."""
+        pairs = [self._text(value) for value in values]
+        value = function(*(value for _, value in pairs))
+        name = self._named("r")
+        if self.is_open:
+            self._lines.append(f"{name} = {text.format(*(f'({name})' for name, _ in pairs))}")
+        return _Node(self, name, value)
+
+    def number(self, text: str, function: Callable[..., Any], *values: Any) -> Any:
+        """Return a `Number` for `computed`; a plain number once the function has been recorded."""
+        if not self.is_open:
+            return function(*map(plain, values))
+        return Number(self.computed(text, function, *values))
+
+    def decided(self, text: str, function: Callable[..., bool], *values: Any) -> bool:
+        """Return the outcome of a comparison, which is a condition from now on."""
+        pairs = [self._text(value) for value in values]
+        outcome = function(*(value for _, value in pairs))
+        if self.is_open:
+            condition = text.format(*(f"({name})" for name, _ in pairs))
+            self._lines.append(f"if ({condition}) is not {outcome}: return None")
+        return outcome
+
+    def fixed(self, node: _Node) -> Any:
+        """Return the value of a number, which is a condition from now on."""
+        if self.is_open:
+            self._lines.append(f"if {node.name} != {self._text(node.value)[0]}: return None")
+        return node.value
+
+    def place(self, value: Any) -> Varying:
+        """Return the place of a number in a command."""
+        name = value.node.name
+        if name not in self._places:
+            self._places[name] = len(self.operands)
+            self.operands.append(name)
+        return Varying(self._places[name])
+
+    # -- tensors whose values the script knows ----------------------------------------------------
+
+    def _state(self, tensor: Tensor) -> tuple[str, Any] | None:
+        aliases = tensor._aliases
+        found = self._states.get(aliases)
+        if found is None and aliases.known is not None:
+            name = self._named("s")
+            constant = self._constant(aliases)
+            self._lines.append(f"if {constant}.known is None: return None")
+            self._lines.append(f"{name} = {constant}.known.clone()")
+            with _disable_current_modes():
+                found = self._states[aliases] = name, aliases.known.clone()
+            self._outer[aliases] = name
+        return found
+
+    def concerns(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether one of these tensors may have a value that the script knows."""
+        for tensor in tensors:
+            if tensor._aliases.known is not None or tensor._aliases in self._states:
+                return True
+        return False
+
+    def forget(self, aliases: Aliases) -> None:
+        """Take note that the function has written something else to a storage."""
+        self._states.pop(aliases, None)
+        self._outer.pop(aliases, None)
+
+    def follow(
+        self,
+        plan: Plan,
+        args: Any,
+        kwargs: dict[str, Any],
+        tensors: Sequence[Tensor],
+        issue: Callable[[], Any],
+    ) -> Any:
+        """Issue an operation; if all its tensors are known, each call computes it."""
+        states = [self._state(tensor) for tensor in tensors]
+        known = [tensor._aliases.known for tensor in tensors]
+        result = issue()
+        for tensor, storage in zip(tensors, known, strict=True):
+            if storage is not None and tensor._aliases.known is None:
+                tensor._aliases.know(storage)  # the recording has written nothing yet
+        if not plan.is_computable or not tensors or any(state is None for state in states):
+            for number in plan.written:
+                self.forget(tensors[number]._aliases)
+            return result
+        local: dict[int, tuple[str, Any]] = {}
+        for tensor, state in zip(tensors, states, strict=True):
+            assert state is not None
+            name = self._named("t")
+            self._lines.append(f"{name} = view({state[0]}, {self._constant(tensor._meta)})")
+            local[id(tensor)] = name, local_view(state[1], tensor._meta)
+
+        def shown(value: Any, at: int) -> Any:
+            if type(value) is Tensor:
+                return local[id(value)][at]
+            if isinstance(value, torch.SymFloat):
+                return (value.node.name, value.node.value)[at]
+            if type(value) in (list, tuple):
+                inner = [shown(item, at) for item in value]
+                return f"[{', '.join(inner)}]" if at == 0 else inner
+            return self._constant(value) if at == 0 else value
+
+        words = [shown(value, 0) for value in args]
+        words += [f"{name}={shown(value, 0)}" for name, value in kwargs.items()]
+        made = self._named("t")
+        self._lines.append(f"{made} = {self._constant(plan.function)}({', '.join(words)})")
+        with _disable_current_modes(), torch.no_grad():
+            value = plan.function(
+                *(shown(one, 1) for one in args),
+                **{name: shown(one, 1) for name, one in kwargs.items()},
+            )
+        if type(result) is Tensor and result._aliases not in self._states:
+            name = self._named("s")
+            self._lines.append(f"{name} = {made}.untyped_storage()")
+            self._states[result._aliases] = name, value.untyped_storage()
+        return result
+
+    def item(self, tensor: Tensor) -> Number | None:
+        """Return the number in a tensor whose value is known, or None."""
+        state = self._state(tensor)
+        if state is None:
+            return None
+        name = self._named("r")
+        view = f"view({state[0]}, {self._constant(tensor._meta)})"
+        self._lines.append(f"{name} = {view}.item()")
+        return Number(_Node(self, name, local_view(state[1], tensor._meta).item()))
+
+    def kept(self, group: dict[str, Any], name: str, number: Number) -> Any:
+        """Let each call set an item of a dict to a number; return the value of this call."""
+        self._effects.append(f"({self._constant(group)}, {name!r}, {number.node.name}), ")
+        return number.node.value
+
+    # -- calls ------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the recording."""
+        self.is_open = False
+        states = "".join(f"({self._constant(a)}, {name}), " for a, name in self._outer.items())
+        operands = "".join(f"{name}, " for name in self.operands)
+        returned = f"return ({operands}), ({states}), ({''.join(self._effects)})"
+        names = ", ".join(self._constants)
+        body = "\n  ".join([*self._lines, returned])
+        text = f"def make({names}):\n def run(leaves):\n  {body}\n return run"
+        space: dict[str, Any] = {}
+        exec(compile(text, "<numbers>", "exec"), space)  # noqa: S102 - the text is made above
+        self._run = space["make"](*self._constants.values())
+
+    def run(self, leaves: Sequence[Any]) -> Any:
+        """Return the numbers of a call, the storages that it makes known, and the items it sets.
+
+        None if a condition has another outcome than at the recording. Nothing is changed.
+        """
+        assert self._run is not None
+        with _disable_current_modes(), torch.no_grad():
+            return self._run(leaves)
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines, for a comparison of two recordings."""
+        return self._lines
+
