@@ -399,6 +399,7 @@ def test_configured_restores_everything_the_block_changed(fresh):
         assert fresh.tail_log_lines == 2
         fresh.clear_runtime()
         assert fresh.snapshot() == {}
+        assert (fresh.tail_log_lines, fresh.read_log_buffer) == (0, KEYS["read_log_buffer"].default)
     assert fresh.snapshot() == {"tail_log_lines": "1"}
 
 

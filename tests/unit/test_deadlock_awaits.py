@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from monarch._deadlock.awaits import _is_limited
+from monarch._deadlock import awaits
+from monarch._deadlock.awaits import Awaits, _Await, _is_limited
 
 
 @pytest.mark.parametrize("by", ["timeout", "call_later"])
@@ -37,3 +41,27 @@ def test_a_timer_limits_the_task_that_it_will_cancel_and_no_other(by: str) -> No
         return found
 
     assert asyncio.run(look()) == (True, False)
+
+
+def test_an_actor_whose_first_await_was_short_is_watched_at_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gate: Any = SimpleNamespace(on_wait=None, post=lambda function, argument: function(argument))
+    cell: Any = SimpleNamespace(grave=None)
+    looks: list[Callable[[], None]] = []
+    begun: list[Any] = []
+    found: list[_Await | None] = [None]
+    monkeypatch.setattr(awaits, "_awaited", lambda task: found[0])
+    monkeypatch.setattr(awaits, "_is_limited", lambda task: False)
+    monkeypatch.setattr(awaits, "_Suspended", lambda cell, found, gate: found)
+    Awaits(cell, gate, None, looks.append, begun.append)  # type: ignore[arg-type]
+    loop = asyncio.new_event_loop()
+    gate.on_wait(loop.create_future())
+    looks.pop()()  # it is over by now
+    assert begun == []
+    arrived = loop.create_future()
+    found[0] = _Await(SimpleNamespace(_unanswered=None), arrived, "train.py:5")
+    gate.on_wait(arrived)
+    looks.pop()()
+    assert begun == found
+    loop.close()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -50,3 +52,23 @@ def test_who_was_awaited_is_not_waited_for_again_nor_signalled(
     mine.end(ask=True)
     assert mine.own == set()
     assert pid not in signalled  # (the test run's host agent may have been signalled)
+
+
+def test_the_end_waits_for_an_exit_between_two_looks(
+    mine: children.Children, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looking all the time would slow down the processes that are to exit."""
+    steps: list[str] = []
+
+    def wait(_timeout: float) -> None:
+        steps.append("wait")
+        mine.own.clear()
+
+    poll = SimpleNamespace(register=lambda fd, mask: None, poll=wait)
+    monkeypatch.setattr(select, "poll", lambda: poll)
+    monkeypatch.setattr(os, "kill", lambda pid, number: None)
+    monkeypatch.setattr(children, "_children", list)
+    monkeypatch.setattr(mine, "reap", lambda: steps.append("look"))
+    mine.own.add(os.getpid())
+    mine.end(ask=True)
+    assert steps == ["look", "wait", "look", "look"]

@@ -7,11 +7,13 @@ import fcntl
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from monarch._engine.launch import scratch
+from monarch._engine.launch.launcher import Launcher
 from monarch._engine.launch.scratch import (
     ScratchFolder,
     give_multiprocessing,
@@ -260,3 +262,14 @@ def test_without_a_temporary_directory_multiprocessing_finds_its_own(tmp_path: P
     remove_scratch("")
     folder.remove()
     assert scratch._Config().get("tempdir", "its own") == "its own"
+
+
+def test_the_scratch_directory_of_a_proc_that_exited_is_to_be_removed() -> None:
+    told: list[Any] = []
+    launcher: Any = object.__new__(Launcher)
+    launcher._children = SimpleNamespace(reap=lambda: [(5, 0)], debris=[])
+    launcher._procs, launcher._commands = {5: (7, "/tmp/scratch")}, {}
+    launcher._tell = told.append
+    launcher._reap()
+    assert launcher._children.debris == ["/tmp/scratch"]
+    assert told == [{"op": "exited", "procs": [{"uid": 7, "status": 0}]}]

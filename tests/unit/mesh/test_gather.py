@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from monarch._engine.base.verdict import FAILED, Verdict
 from monarch._engine.mesh.results.future import VALUE
 from monarch._engine.mesh.results.gather import Gather
+from monarch._engine.mesh.results.reply import Arrival
 from monarch._engine.wire.frame import QUERY
 
 CAST, SENT, REFUSED, LOST = range(4)  # what becomes of the request to a rank
@@ -84,3 +85,17 @@ def test_each_rank_is_asked_once(fates: list[int], missed: set[int], planned: bo
         asked.deliver(rank, 0, None, links[rank])
     assert asked.done()
     assert proc.closed == 1
+
+
+def test_a_late_answer_of_a_stream_names_the_ranks_that_owe_one() -> None:
+    silences: list[Any] = []
+
+    def silence(*what: Any) -> str:
+        silences.append(what)
+        return "no answer"
+
+    arrival = Arrival._new()
+    arrival._arrivals = SimpleNamespace(_owed=lambda: [1, 3], _links=[None] * 4)
+    arrival._endpoint = SimpleNamespace(_silence=silence)
+    assert arrival._overdue(5.0) == "no answer"
+    assert silences == [(5.0, [1, 3], 4)]

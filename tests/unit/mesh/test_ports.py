@@ -7,8 +7,9 @@ from typing import Any
 
 from monarch._engine.base.failure import Failure
 from monarch._engine.base.verdict import FAILED, Verdict
-from monarch._engine.mesh.call.port import Inbox, PortRef, _Forward
-from monarch._engine.wire.frame import FAILURE
+from monarch._engine.mesh.call.port import Inbox, Port, PortRef, _Forward
+from monarch._engine.mesh.call.response_port import ResponsePort
+from monarch._engine.wire.frame import FAILURE, ONCE
 
 EXITED = Verdict(FAILED, "it exited")
 PORT = 7
@@ -69,3 +70,11 @@ def test_a_port_that_forwards_is_closed_with_the_process_to_which_it_does() -> N
     assert (proc.closed, proc.forwards) == ([], {target: port})
     port.peer_lost(proc.link, EXITED)
     assert (proc.closed, proc.forwards) == ([PORT], {})
+
+
+def test_an_actor_is_not_notified_of_an_answer_to_a_caller_that_has_exited() -> None:
+    """Such an answer is of no use; a message to another port may be."""
+    link, frame = SimpleNamespace(uid=3), SimpleNamespace(port=0, rank=0, flags=ONCE)
+    port: Any = ResponsePort(None, link, frame, "train")  # type: ignore[arg-type]
+    assert not port.return_undeliverable
+    assert Port(PortRef(3, PORT), None).return_undeliverable

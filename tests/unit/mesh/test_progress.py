@@ -62,3 +62,11 @@ def test_the_first_future_that_is_pending_is_looked_at_in_time(
     for _ in range(2):
         fresh.tell_while(Future._new(), lambda: "waiting")
     assert looks == [fresh._LOOK]
+
+
+def test_the_newest_wait_that_has_a_text_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = ["waiting for a host", "spawning 4 procs", ""]
+    pending = {Future._new(): ((lambda text=text: text), 0.0) for text in texts}
+    monkeypatch.setattr(module, "_pending", pending)
+    monkeypatch.setattr(module, "_blocks", ["stopping"])
+    assert module._known_best() == "spawning 4 procs"

@@ -153,7 +153,7 @@ def test_every_truncation_is_refused(end):
         (b"\xff" * 9 + b"\x02", "64 bits"),
         (b"\x80" * 20, "64 bits"),
         (b"\x41", "at most 64"),
-        (b"\x01\x7f", "cut short"),
+        (b"\x01\x7f", "string of 127 bytes is cut short"),
         (b"\x01\x01\xff\x01", "utf-8"),
     ],
 )

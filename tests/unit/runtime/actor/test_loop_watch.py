@@ -52,3 +52,9 @@ def test_a_loop_that_a_debugger_holds_by_then_is_not_reported(
     assert watched.reports == []
     watched.look(1)
     assert len(watched.reports) == 1
+
+
+def test_without_the_debugger_no_loop_is_held_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_watch, "find", lambda name: None)
+    pulse: Pulse = object.__new__(Pulse)
+    assert not pulse._is_debugged()

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 import monarch
 from monarch._engine.mesh.results.future import Future
-from monarch._engine.runtime.actor.main_thread import WAITS, _is_programs
+from monarch._engine.runtime.actor import main_thread
+from monarch._engine.runtime.actor.main_thread import WAITS, MainThread, _is_programs
 
 PACKAGE = monarch.__path__[0] + "/_engine/runtime/proc/proc.py"
 LIBRARY = threading.__file__
@@ -55,3 +57,20 @@ def test_a_wait_for_an_answer_may_be_left() -> None:
         assert _is_programs(frame)
     finally:
         WAITS.discard(frame.f_code)
+
+
+def test_a_process_whose_reactor_has_stopped_exits_by_its_main_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The other thread exits it only if an endpoint keeps the main thread for too long."""
+    exits: list[int] = []
+    monkeypatch.setattr(main_thread, "_CLOSING", 60.0)
+    monkeypatch.setattr(main_thread, "leave_out_callers", lambda: None)
+    proc: Any = SimpleNamespace(reactor=SimpleNamespace(run=lambda: None))
+    finalise: Any = lambda proc: exits.append(threading.get_ident())
+    handler = signal.getsignal(main_thread._SIGNAL)
+    try:
+        MainThread(proc, finalise).run()
+    finally:
+        signal.signal(main_thread._SIGNAL, handler)
+    assert exits == [threading.get_ident()]

@@ -463,3 +463,16 @@ def test_leaving_hosts_is_done_when_all_have_the_order() -> None:
     assert done == []
     outside.run()
     assert done == ["done"]
+
+
+def test_the_answer_to_a_guest_that_is_new_here_goes_to_its_host() -> None:
+    outside = Outside()
+    outside.spawn(A)
+    outside.core.exited(A)
+    outside.core.left(A, Verdict(STOPPED, "process exited cleanly"))
+    way: Any = None
+    request = {"op": "autopsy", "uid": A}
+    outside.core.heard("there", way, {"op": "ask", "from": B, "request": request})
+    outside.run()
+    ((host, answer),) = outside.said
+    assert (host, answer["to"], exits(answer["notice"])) == ("there", B, [A])

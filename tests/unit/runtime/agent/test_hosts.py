@@ -113,3 +113,25 @@ def test_a_host_timeout_that_the_client_has_changed_counts_from_then_on(
         hosts.attach_all(CLIENT, request)
     agent.reactor.close()
     assert patience == [77.0]
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_worker_in_the_place_of_a_lost_host_has_the_secret_of_its_job_unless_that_was_killed(
+    monkeypatch: pytest.MonkeyPatch, is_killed: bool
+) -> None:
+    agent = agent_with([], [])
+    agent.core.directory = SimpleNamespace(host_found=lambda host: [])
+    agent.core.perform = lambda effects: None
+    hosts = Hosts(agent, CLIENT, "here")
+    dialed: list[str] = []
+    monkeypatch.setattr(hosts, "_peer_host", dialed.append)
+    monkeypatch.setattr(hosts, "_directory", lambda host: {})
+    monkeypatch.setattr(hosts, "_is_killed", lambda host: is_killed)
+    monkeypatch.setattr(hosts, "spread", lambda message: None)
+    hosts.addresses["spare"], hosts._secrets["spare"] = "tcp://10.0.0.9:1", "that of the spare"
+    hosts._secrets["lost"] = "that of the lost host"
+    request = {"host": "lost", "address": "tcp://10.0.0.9:1", "timeout": 60.0, "once": False}
+    hosts.rebind(CLIENT, request)
+    agent.reactor.close()
+    assert dialed == ["lost"]
+    assert hosts._secrets["lost"] == f"that of the {'lost host' if is_killed else 'spare'}"

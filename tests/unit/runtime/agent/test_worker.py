@@ -21,6 +21,7 @@ from monarch._engine.base.address import ChannelAddr
 from monarch._engine.protocol.session.handshake import HandshakeError
 from monarch._engine.runtime.admission.gateway import _join
 from monarch._engine.runtime.admission.handshake_io import (
+    CLAIM,
     Arrival,
     dial,
     greet,
@@ -130,6 +131,16 @@ def test_a_second_connection_of_a_session_goes_to_the_same_job(quiet: Any) -> No
     first, second = quiet.passed_on
     assert first is second
     assert not first.ended
+
+
+def test_a_claim_to_a_job_that_is_not_here_is_closed(quiet: Any) -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        near.setblocking(False)
+        quiet._pass_claim(
+            Arrival(far, {CLAIM: "another job"}, bytes(32), False, True, ""), "10.0.0.1"
+        )
+        assert near.recv(1) == b""
 
 
 def test_what_an_agent_refuses_is_counted_and_logged_by_the_worker(

@@ -140,6 +140,21 @@ def test_an_altered_greeting_is_reported() -> None:
     world.reactor.close()
 
 
+def test_a_dialer_that_waits_with_its_use_of_a_connection_holds_up_no_message() -> None:
+    world = World(authentic)
+    world.connect()
+    world.send(world.dialer, b"one")
+    near, far = socket.socketpair()
+    far.settimeout(0.1)  # of a read that would block
+    world.listener.link.offer(AuthenticSocket(far, KEY, dialer=False))
+    world.send(world.dialer, b"two")
+    assert far.fileno() != -1, "a read has ended by its time limit"
+    for agent in (world.dialer, world.listener):
+        agent.link.end("the test is over")
+    near.close()
+    world.reactor.close()
+
+
 def test_a_message_goes_on_whenever_the_connection_has_room() -> None:
     """Nothing comes from the peer meanwhile, so only the room itself wakes the sender."""
 

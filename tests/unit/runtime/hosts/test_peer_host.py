@@ -183,3 +183,30 @@ def test_room_on_a_lane_is_for_its_tunnel_or_for_casts() -> None:
     for lane in (7, 8, CASTS - 1, CASTS, CASTS + 1):  # two of these have been closed
         here.peer.room(lane)
     assert told == ["tunnel", CASTS, CASTS + 1]
+
+
+@pytest.mark.parametrize("met", [False, True])
+def test_a_change_of_the_patience_spares_the_time_limit_of_the_first_connection(met: bool) -> None:
+    changes: list[float] = []
+    here = Receiver()
+    here.peer.channel = SimpleNamespace(met=met, be_patient=changes.append)  # type: ignore[assignment]
+    here.peer.be_patient(77.0)
+    assert changes == [77.0] * met
+
+
+def test_a_silent_host_is_dialed_again_until_something_arrives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tries: list[int] = []
+    timers: list[Any] = []
+    peer: Any = Receiver().peer
+    peer._agent.reactor.call_later = lambda delay, action: timers.append(action)
+    peer._agent.monitor = SimpleNamespace(heard=lambda host: None)
+    monkeypatch.setattr(peer, "_try_once", lambda: tries.append(1))
+    peer.suspect()
+    timers.pop()()
+    assert len(tries) == 2
+    peer.heard()
+    timers.pop()()
+    assert len(tries) == 2
+    assert timers == []

@@ -107,3 +107,28 @@ def test_an_agent_for_which_nothing_waits_is_not_watched(process: Any) -> None:
     process.timers.pop()()  # what was awaited is there by now
     assert process.looks == []
     assert process.timers == []
+
+
+def test_requests_from_before_a_heartbeat_that_is_answered_are_answered(process: Any) -> None:
+    process.tell_agent = lambda message: None
+    watch = AgentWatch(process)
+    watch.requested({"op": "spawn", "procs": []})
+    process.timers.pop()()
+    process.notices["heartbeat"]({})
+    assert process.timers == []
+    watch.requested({"op": "spawn", "procs": []})
+    process.timers.pop()()
+    watch.requested({"op": "spawn", "procs": []})
+    process.notices["heartbeat"]({})
+    assert len(process.timers) == 1  # for the last one
+
+
+def test_a_request_after_an_agent_was_given_up_is_watched_too(process: Any) -> None:
+    given_up: list[list[int]] = []
+    process.agent_silent = lambda timeout, uids: given_up.append(uids)
+    watch = AgentWatch(process)
+    for uid in (5, 6):
+        watch.requested({"op": "kill", "uids": [uid]})
+        process.timers.pop()()
+        watch.give_up("it did not answer")
+    assert given_up == [[5], [6]]

@@ -32,3 +32,18 @@ def test_a_second_stop_is_acknowledged_after_the_clean_up_too() -> None:
     stop(3)
     assert acknowledged == [1, 2, 3]
     proc.reactor.close()
+
+
+def test_a_stop_that_names_no_actor_is_one_of_the_process() -> None:
+    stopped: list[Frame] = []
+    proc = Proc(
+        1,
+        "test",
+        lambda proc, link, frame: None,
+        lambda proc, frame: stopped.append(frame),
+        client=False,
+    )
+    frame = Frame(STOP, 0, 0, 0, 0, 0, b"", b"enough")
+    proc._on_stop(proc.local, frame)
+    proc.reactor.close()
+    assert stopped == [frame]

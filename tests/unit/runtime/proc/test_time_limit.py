@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from monarch._engine.mesh.call.endpoint import _OptionedEndpoint
+from monarch._engine.mesh.results.future import VALUE, Future
 from monarch._engine.runtime.proc import time_limit
 from monarch._engine.runtime.proc.time_limit import TimeLimit, wait_within
 
@@ -132,3 +135,22 @@ def test_without_a_debugger_a_limit_that_has_passed_is_over(
     feature = None if left is None else lambda limit, began: left
     monkeypatch.setattr(time_limit, "find", lambda name: feature)
     assert time_limit.time_left(10, 100) == (left or 0.0)
+
+
+def test_an_answer_ends_the_limit_of_a_call_that_was_put_off(
+    reactor: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses(monkeypatch, {110: 4}, reactor)
+
+    class Reply(Future[None]):
+        __slots__ = ()
+
+        def _expire(self) -> None:
+            raise AssertionError
+
+    call = Reply._new()
+    reactor.time = 110
+    _OptionedEndpoint._due(SimpleNamespace(proc=SimpleNamespace(reactor=reactor)), call, 10, 100)  # type: ignore[arg-type]
+    assert [timer.when for timer in reactor.timers] == [114]
+    call._resolve(VALUE, None)
+    assert [timer.callback for timer in reactor.timers] == [None]
