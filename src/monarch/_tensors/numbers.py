@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -32,11 +32,24 @@ from monarch._tensors.tensor import Tensor
 __all__ = ["Number", "Numbers", "local_view", "plain"]
 
 
+_State = tuple[str, Any]
+"""A storage: its name in the lines, and its data at the recording. No line writes to one."""
+_LITERAL = frozenset({int, bool, str, type(None)})
+
+
 def local_view(storage: Any, meta: Metadata) -> torch.Tensor:
     """Return an ordinary tensor with these metadata and the data of a storage."""
     with _disable_current_modes(), torch.no_grad():
-        made = torch.empty(0, dtype=meta.dtype)
-        return made.set_(storage, meta.offset, meta.size, meta.stride)
+        return _view(storage, meta)
+
+
+def _view(storage: Any, meta: Metadata) -> torch.Tensor:
+    made = torch.empty(0, dtype=meta.dtype)
+    return made.set_(storage, meta.offset, meta.size, meta.stride)
+
+
+def _same(one: Any, other: Any) -> bool:
+    return bytes(one) == bytes(other)
 
 
 class _Node:
@@ -122,7 +135,8 @@ class Number(torch.SymFloat):  # type: ignore[misc]  # torch is optional
     def __int__(self) -> int:
         return int(self.node.numbers.fixed(self.node))
 
-    __trunc__ = __int__
+    def __trunc__(self) -> Any:
+        return int(self)
 
     def __index__(self) -> int:
         return operator.index(self.node.numbers.fixed(self.node))
@@ -203,11 +217,14 @@ class Numbers:
         self.is_open = True
         self.operands: list[str] = []
         self._lines: list[str] = []
-        self._constants: dict[str, Any] = {"view": local_view}
+        self._constants: dict[str, Any] = {"view": _view, "same": _same}
+        self._known: dict[int, str] = {}  # names of constants, which live as long
         self._count = 0
         self._places: dict[str, int] = {}
-        self._states: dict[Aliases, tuple[str, Any]] = {}  # storages: names, and values now
-        self._outer: dict[Aliases, str] = {}  # of those that the function has not made
+        self._states: dict[Aliases, _State] = {}
+        self._equal: dict[Any, _State] = {}
+        self._outer: dict[Aliases, tuple[str, str]] = {}  # constants and first names
+        self._made: dict[str, tuple[list[_State], _State | None]] = {}  # by the line
         self._effects: list[str] = []
         self._run: Callable[..., Any] | None = None
 
@@ -218,8 +235,10 @@ class Numbers:
         return f"{prefix}{self._count}"
 
     def _constant(self, value: Any) -> str:
-        name = self._named("k")
-        self._constants[name] = value
+        name = self._known.get(id(value))
+        if name is None:
+            name = self._known[id(value)] = self._named("k")
+            self._constants[name] = value
         return name
 
     def source(self, text: str, constant: Any, value: float) -> Number:
@@ -281,17 +300,25 @@ class Numbers:
 
     # -- tensors whose values the script knows ----------------------------------------------------
 
-    def _state(self, tensor: Tensor) -> tuple[str, Any] | None:
+    def _state(self, tensor: Tensor) -> _State | None:
+        """Return the storage of a tensor in the lines, and its data at the recording."""
         aliases = tensor._aliases
         found = self._states.get(aliases)
         if found is None and aliases.known is not None:
-            name = self._named("s")
             constant = self._constant(aliases)
-            self._lines.append(f"if {constant}.known is None: return None")
-            self._lines.append(f"{name} = {constant}.known.clone()")
-            with _disable_current_modes():
-                found = self._states[aliases] = name, aliases.known.clone()
-            self._outer[aliases] = name
+            key = tensor._meta.dtype, bytes(aliases.known)
+            found = self._equal.get(key)
+            if found is None:
+                name = self._named("s")
+                self._lines.append(f"{name} = {constant}.known")
+                self._lines.append(f"if {name} is None: return None")
+                found = self._equal[key] = name, aliases.known
+            else:  # what is made of equal values is equal, and computed once
+                name = f"{constant}.known"
+                unequal = f"{name} is not {found[0]} and not same({name}, {found[0]})"
+                self._lines.append(f"if {unequal}: return None")
+            self._states[aliases] = found
+            self._outer[aliases] = constant, found[0]
         return found
 
     def concerns(self, tensors: Sequence[Tensor]) -> bool:
@@ -321,41 +348,73 @@ class Numbers:
         for tensor, storage in zip(tensors, known, strict=True):
             if storage is not None and tensor._aliases.known is None:
                 tensor._aliases.know(storage)  # the recording has written nothing yet
-        if not plan.is_computable or not tensors or any(state is None for state in states):
+        if not plan.is_computable or any(state is None for state in states):
             for number in plan.written:
                 self.forget(tensors[number]._aliases)
             return result
-        local: dict[int, tuple[str, Any]] = {}
-        for tensor, state in zip(tensors, states, strict=True):
-            assert state is not None
-            name = self._named("t")
-            self._lines.append(f"{name} = view({state[0]}, {self._constant(tensor._meta)})")
-            local[id(tensor)] = name, local_view(state[1], tensor._meta)
-
-        def shown(value: Any, at: int) -> Any:
-            if type(value) is Tensor:
-                return local[id(value)][at]
-            if isinstance(value, torch.SymFloat):
-                return (value.node.name, value.node.value)[at]
-            if type(value) in (list, tuple):
-                inner = [shown(item, at) for item in value]
-                return f"[{', '.join(inner)}]" if at == 0 else inner
-            return self._constant(value) if at == 0 else value
-
-        words = [shown(value, 0) for value in args]
-        words += [f"{name}={shown(value, 0)}" for name, value in kwargs.items()]
-        made = self._named("t")
-        self._lines.append(f"{made} = {self._constant(plan.function)}({', '.join(words)})")
-        with _disable_current_modes(), torch.no_grad():
-            value = plan.function(
-                *(shown(one, 1) for one in args),
-                **{name: shown(one, 1) for name, one in kwargs.items()},
-            )
-        if type(result) is Tensor and result._aliases not in self._states:
-            name = self._named("s")
-            self._lines.append(f"{name} = {made}.untyped_storage()")
-            self._states[result._aliases] = name, value.untyped_storage()
+        storages: dict[Aliases, _State] = {
+            tensor._aliases: cast("_State", state)
+            for tensor, state in zip(tensors, states, strict=True)
+        }
+        written = list(dict.fromkeys(tensors[number]._aliases for number in plan.written))
+        names = {aliases: name for aliases, (name, _) in storages.items()}
+        marked = names | {a: f"{names[a]}!{number}" for number, a in enumerate(written)}
+        key = self._call(plan, args, kwargs, marked)
+        made = self._made.get(key)
+        if made is None:
+            made = self._made[key] = self._computed(plan, args, kwargs, storages, written)
+        fresh, new = made
+        self._states.update(zip(written, fresh, strict=True))
+        if new is not None and type(result) is Tensor and result._aliases not in self._states:
+            self._states[result._aliases] = new
         return result
+
+    def _computed(
+        self,
+        plan: Plan,
+        args: Any,
+        kwargs: dict[str, Any],
+        storages: dict[Aliases, _State],
+        written: list[Aliases],
+    ) -> tuple[list[_State], _State | None]:
+        """Add the lines of an operation; return what it writes to, in copies, and what it makes."""
+        with _disable_current_modes(), torch.no_grad():
+            fresh = [(self._named("s"), storages[aliases][1].clone()) for aliases in written]
+            for (name, _), aliases in zip(fresh, written, strict=True):
+                self._lines.append(f"{name} = {storages[aliases][0]}.clone()")
+            storages = storages | dict(zip(written, fresh, strict=True))
+            made = self._named("t")
+            names = {aliases: name for aliases, (name, _) in storages.items()}
+            self._lines.append(f"{made} = {self._call(plan, args, kwargs, names)}")
+
+            def local(value: Any) -> Any:
+                if type(value) is Tensor:
+                    return local_view(storages[value._aliases][1], value._meta)
+                return [*map(local, value)] if type(value) in (list, tuple) else plain(value)
+
+            value = plan.function(*map(local, args), **{n: local(v) for n, v in kwargs.items()})
+        if not isinstance(value, torch.Tensor) or written:
+            return fresh, None
+        name = self._named("s")
+        self._lines.append(f"{name} = {made}.untyped_storage()")
+        return fresh, (name, value.untyped_storage())
+
+    def _call(
+        self, plan: Plan, args: Any, kwargs: dict[str, Any], names: dict[Aliases, str]
+    ) -> str:
+        """Return the line of an operation; equal lines compute the same."""
+
+        def shown(value: Any) -> str:
+            if type(value) is Tensor:
+                return f"view({names[value._aliases]}, {self._constant(value._meta)})"
+            if isinstance(value, torch.SymFloat):
+                return str(value.node.name)
+            if type(value) in (list, tuple):
+                return f"[{', '.join(map(shown, value))}]"
+            return repr(value) if type(value) in _LITERAL else self._constant(value)
+
+        words = [*map(shown, args), *(f"{name}={shown(value)}" for name, value in kwargs.items())]
+        return f"{self._constant(plan.function)}({', '.join(words)})"
 
     def item(self, tensor: Tensor) -> Number | None:
         """Return the number in a tensor whose value is known, or None."""
@@ -377,7 +436,11 @@ class Numbers:
     def close(self) -> None:
         """End the recording."""
         self.is_open = False
-        states = "".join(f"({self._constant(a)}, {name}), " for a, name in self._outer.items())
+        states = "".join(
+            f"({constant}, {self._states[aliases][0]}), "
+            for aliases, (constant, first) in self._outer.items()
+            if self._states[aliases][0] != first
+        )
         operands = "".join(f"{name}, " for name in self.operands)
         returned = f"return ({operands}), ({states}), ({''.join(self._effects)})"
         names = ", ".join(self._constants)
@@ -400,4 +463,3 @@ class Numbers:
     def lines(self) -> list[str]:
         """The lines, for a comparison of two recordings."""
         return self._lines
-

@@ -3,8 +3,9 @@
 The first call with arguments of a kind records: the function runs, and its commands are kept
 instead of sent. They are a *recording*, which the processes get once. From then on a call sends one
 command with the references of the arguments and of the results. The processes replay the recording
-in a table of values of its own, so the references in it need no translation. Other effects of the
-function than operations on tensors happen while it is recorded only.
+in a table of values of its own, so the references in it need no translation. Numbers that change
+from call to call are computed in the script (`numbers`). Other effects of the function happen while
+it is recorded only.
 
 While it is recorded the function gets stand-ins for its arguments, with the storages of these. So a
 tensor that is an argument in one call is a captured tensor of the recording if the function has it
@@ -125,10 +126,14 @@ class _Recording:
 def compile(fn: Callable[..., Any] | None = None, verify: bool = True) -> Any:  # noqa: A001 - the interface's name
     """Return a function that does what `fn` does, with one command to the processes per call.
 
-    Use it as a decorator, with or without arguments. The tensors among the arguments may vary; for
-    other shapes, other values of other arguments, another mesh or stream it records again. Tensors
-    that `fn` uses without getting them as arguments are the same in each call. Tensors that it
-    makes and does not return are dropped.
+    Use it as a decorator, with or without arguments. Tensors and floats among the arguments may
+    vary, as may the numbers in the groups of the optimizers that `fn` uses, and what it reads of
+    small tensors that the script has made from numbers. For other shapes, other values of other
+    arguments, another mesh or stream, other modes, modules or variables of `fn`, and where a number
+    makes it decide otherwise, it records again, up to 8 times; then a call that fits no recording
+    runs uncompiled, and a warning says so. The first call with an optimizer that has made no step
+    runs uncompiled. Tensors that `fn` uses without getting them as arguments are the same in each
+    call. Tensors that it makes and does not return are dropped.
 
     `fn` may use several streams, and several meshes that were used before, also of several
     `spawn_procs`: then the processes of each get one command. Other tasks and threads go on while
@@ -141,7 +146,8 @@ def compile(fn: Callable[..., Any] | None = None, verify: bool = True) -> Any:  
 
     A call raises RuntimeError if the second recording differs from the first, or if `fn` does not
     drop a borrow that it began; ValueError if it drops one that began before; TypeError for
-    arguments or results that require gradients; and NotImplementedError for fetches in `fn`.
+    arguments or results that require gradients; and NotImplementedError for fetches in `fn`, and
+    for a number that changes as a result.
     """
     if fn is None:
         return functools.partial(compile, verify=verify)
@@ -174,28 +180,39 @@ def compile(fn: Callable[..., Any] | None = None, verify: bool = True) -> Any:  
         if watched.begins():
             return fn(*args, **kwargs)
         state = watched.state()
-        found = None
-        for each in known:
-            if each.overlap == _overlap(tensors, each.captured) and each.state == state:
-                found = each.numbers.run(leaves)
-                if found is not None:
-                    break
-        if found is None:
+        fitting = _fitting(known, tensors, leaves, state)
+        if fitting is None:
             if sum(map(len, recordings.values())) >= _MOST:
                 _give_up(name)
                 return fn(*args, **kwargs)
-            each = _record(name, fn, leaves, spec, watched)
-            each.state = state
-            known.append(each)
-            found = each.numbers.run(leaves)
-        elif verify and not each.is_verified:
-            again = _record(name, fn, leaves, spec, watched)
-            _compare(name, each, again)
-            each.is_verified = True
-            found = each.numbers.run(leaves)
-        return _replay(name, each, tensors, found)
+            recording = _record(name, fn, leaves, spec, watched)
+            recording.state = state
+            known.append(recording)
+        else:
+            recording, found = fitting
+            if recording.is_verified or not verify:
+                return _replay(name, recording, tensors, found)
+            _compare(name, recording, _record(name, fn, leaves, spec, watched))
+            recording.is_verified = True
+        found = recording.numbers.run(leaves)
+        if found is None:  # it makes a value unknown that it reads, so no call fits
+            return fn(*args, **kwargs)
+        return _replay(name, recording, tensors, found)
 
     return compiled
+
+
+def _fitting(
+    known: Sequence[_Recording], tensors: Sequence[Tensor], leaves: Sequence[Any], state: Any
+) -> tuple[_Recording, Any] | None:
+    """Return the recording that serves a call, and what `Numbers.run` returns for it."""
+    for recording in known:
+        overlap = _overlap(tensors, recording.captured)
+        if recording.overlap == overlap and recording.state == state:
+            found = recording.numbers.run(leaves)
+            if found is not None:
+                return recording, found
+    return None
 
 
 def _is_collected(tensors: Sequence[Any]) -> bool:

@@ -7,8 +7,8 @@ a process, and any code that reads them works as it does with ordinary tensors.
 
 A storage is known (`Aliases.known`) if the script has made its data from numbers, and has changed
 it only by numbers and by tensors that are known. What else is written to it makes it unknown.
-Random numbers, data of a process and uninitialised memory are never known; neither is what a
-compiled function makes or writes to, since its recording is replayed without the script.
+Random numbers, data of a process and uninitialised memory are never known. What a compiled
+function counts stays known: see `numbers`.
 
 To follow an operation costs as much as to issue it. So a value that was used for a while and never
 read is forgotten, and the tensor is like all others. Results are as patient as what they are made
@@ -100,6 +100,11 @@ def follow(
     """
     storages = [tensor._aliases.known for tensor in tensors]
     patience = min((tensor._aliases.patience for tensor in tensors), default=PATIENCE)
+    written = {tensors[number]._aliases for number in plan.written}
+    if written:  # into a copy: other tensors may have the same storage, see `numbers`
+        with _disable_current_modes():
+            copies = {aliases: aliases.known.clone() for aliases in written}
+        storages = [copies.get(tensor._aliases, tensor._aliases.known) for tensor in tensors]
     values = {
         id(tensor): local_view(storage, tensor._meta)
         for tensor, storage in zip(tensors, storages, strict=True)

@@ -192,23 +192,26 @@ def test_random_numbers_and_uninitialised_memory_are_not_known(procs: ProcMesh) 
                 tensor.item()
 
 
-def test_what_a_compiled_function_writes_is_not_known(procs: ProcMesh) -> None:
+def test_what_a_compiled_function_counts_stays_known(procs: ProcMesh) -> None:
     from monarch._tensors.recording import compile as compiled
 
     with procs.activate(), configured(tensor_item="raise"):
-        counter = torch.zeros(())
+        counter, total = torch.zeros(()), torch.zeros(())
 
         @compiled(verify=False)
         def step(x: Any) -> Any:
             counter.add_(1)
+            total.add_(x.sum())
             return x + counter
 
         for _ in range(3):
             last = step(torch.ones(2))
+        assert counter.item() == 3
         with pytest.raises(NeedsValue):
-            counter.item()
+            total.item()
     with procs.activate():
-        assert inspect(last).tolist() == [4, 4]
+        assert inspect([last, counter, total], host=1, gpu=1)[0].tolist() == [4, 4]
+        assert inspect([counter, total], host=1, gpu=1) == [3, 6]
 
 
 # -- values that are on the processes -------------------------------------------------------------

@@ -121,6 +121,9 @@ def difference(op: Any, sample: Any, plain: Any, procs: ProcMesh) -> str:
                 torch.testing.assert_close(one, other.detach(), equal_nan=True)
             except AssertionError as error:
                 return str(error).splitlines()[0]
+        elif other is None and isinstance(one, torch.Tensor):
+            if one.any():
+                return "a gradient that is not zero instead of none"
         elif not (one == other or is_random or math.isnan(one)):
             return f"{one!r} instead of {other!r}"
     return ""
