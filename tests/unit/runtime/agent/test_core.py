@@ -463,3 +463,11 @@ def test_leaving_hosts_is_done_when_all_have_the_order() -> None:
     assert done == []
     outside.run()
     assert done == ["done"]
+
+
+def test_home_tells_every_host_of_the_loss_of_one() -> None:
+    outside = Outside()
+    outside.spawn(A, host="there")
+    outside.core.session_lost("there", "nothing arrived from it", farewell=False)
+    ((_, message),) = [said for said in outside.said if said[0] == "*"]
+    assert (message["op"], message["host"]) == ("lost", "there")
