@@ -6,6 +6,7 @@ import pickle
 import random
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -86,3 +87,8 @@ def test_processes_of_another_interpreter_are_executed_by_it() -> None:
         "/opt/python",
         ["-m", "monarch._src.actor.bootstrap_main"],
     )
+
+
+def test_a_dimension_of_procs_is_named_unlike_those_of_the_hosts() -> None:
+    with pytest.raises(ValueError, match=r"per_host labels \['hosts'\] overlap with host labels"):
+        hosts_of(("a", "b"))._extent_with({"hosts": 2, "gpus": 2})

@@ -48,8 +48,14 @@ def _view(storage: Any, meta: Metadata) -> torch.Tensor:
     return made.set_(storage, meta.offset, meta.size, meta.stride)
 
 
+def _content(storage: Any) -> list[int]:
+    with _disable_current_modes():
+        content: list[int] = torch.empty(0, dtype=torch.uint8).set_(storage).tolist()
+        return content
+
+
 def _same(one: Any, other: Any) -> bool:
-    return bytes(one) == bytes(other)
+    return _content(one) == _content(other)
 
 
 class _Node:
@@ -306,7 +312,7 @@ class Numbers:
         found = self._states.get(aliases)
         if found is None and aliases.known is not None:
             constant = self._constant(aliases)
-            key = tensor._meta.dtype, bytes(aliases.known)
+            key = tensor._meta.dtype, *_content(aliases.known)
             found = self._equal.get(key)
             if found is None:
                 name = self._named("s")

@@ -72,3 +72,33 @@ def test_the_end_waits_for_an_exit_between_two_looks(
     mine.own.add(os.getpid())
     mine.end(ask=True)
     assert steps == ["look", "wait", "look", "look"]
+
+
+def test_an_orphan_is_killed_at_once_or_after_the_time_that_it_has_to_clean_up(
+    mine: children.Children, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    killed: list[int] = []
+    graces = {7: 0.0, 8: 5.0}
+    monkeypatch.setattr(children, "_children", lambda: [*graces])
+    monkeypatch.setattr(children, "_grace", graces.__getitem__)
+    monkeypatch.setattr(children.time, "monotonic", lambda: now)
+    monkeypatch.setattr(os, "kill", lambda pid, _: killed.append(pid))
+    mine.sweep()
+    assert killed == [7]
+    del graces[7]
+    assert mine.sweep() == 105.0
+    assert killed == [7]
+    now = 105.0
+    mine.sweep()
+    assert killed == [7, 8]
+
+
+@pytest.mark.parametrize(
+    ("command", "grace"),
+    [("cat", 0.0), ("multiprocessing.resource_tracker", children.GRACE)],
+    ids=["any other", "it removes what processes share"],
+)
+def test_a_process_that_cleans_up_after_others_has_time_for_it(command: str, grace: float) -> None:
+    with subprocess.Popen([command], executable="cat", stdin=subprocess.PIPE) as started:
+        assert children._grace(started.pid) == grace

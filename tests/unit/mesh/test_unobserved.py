@@ -44,3 +44,20 @@ def test_a_report_says_where_an_error_was_raised_if_that_is_known(
     assert text.startswith(
         f"a.b() failed and its result was never retrieved: ValueError: no{where}. To handle it"
     )
+
+
+def test_no_thread_reports_once_the_program_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exit prints the remaining errors; at that time a thread may not be started."""
+    started: list[str] = []
+    for name in ("_ending", "_busy"):
+        monkeypatch.setattr(unobserved, name, False)
+    monkeypatch.setattr(unobserved, "_collected", [object()])
+    monkeypatch.setattr(
+        unobserved.environments.current, "start_thread", lambda name, _: started.append(name)
+    )
+    unobserved.leave_unobserved_to_exit()
+    unobserved._start()
+    assert started == []
+    monkeypatch.setattr(unobserved, "_ending", False)
+    unobserved._start()
+    assert started == ["monarch-unobserved"]

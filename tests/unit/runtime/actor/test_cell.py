@@ -182,3 +182,11 @@ def test_of_two_ends_at_once_one_counts() -> None:
         return run
 
     assert explore(make, most=1) > 20
+
+
+def test_a_constructor_is_known_to_run_since_its_cell_exists(
+    monkeypatch: pytest.MonkeyPatch, cell: Cell
+) -> None:
+    monkeypatch.setattr(cells.environments.current, "now", lambda: 7.0)
+    made = Cell(cell.proc, 1, 0, 2, cell.identity, is_async=cell.is_async)
+    assert (made.current, made.began) == (None, 7.0)

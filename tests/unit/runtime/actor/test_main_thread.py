@@ -5,8 +5,9 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from types import FrameType, SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -14,6 +15,7 @@ import monarch
 from monarch._engine.mesh.results.future import Future
 from monarch._engine.runtime.actor import main_thread
 from monarch._engine.runtime.actor.main_thread import WAITS, MainThread, _is_programs
+from monarch._engine.runtime.io import environment as environments
 
 PACKAGE = monarch.__path__[0] + "/_engine/runtime/proc/proc.py"
 LIBRARY = threading.__file__
@@ -74,3 +76,47 @@ def test_a_process_whose_reactor_has_stopped_exits_by_its_main_thread(
     finally:
         signal.signal(main_thread._SIGNAL, handler)
     assert exits == [threading.get_ident()]
+
+
+@pytest.fixture
+def main() -> Iterator[MainThread]:
+    handler = signal.getsignal(signal.SIGURG)
+    proc: Any = SimpleNamespace(reactor=SimpleNamespace(run=lambda: None))
+    yield MainThread(proc, finalise)
+    signal.signal(signal.SIGURG, handler)
+
+
+class Ended(Exception):
+    """The process ends."""
+
+
+def finalise(_proc: Any) -> NoReturn:
+    raise Ended
+
+
+def test_the_main_thread_is_called_back_when_the_reactor_ends(main: MainThread) -> None:
+    main._left.set()
+    main._react()
+    assert main._next.get(block=False) is None
+
+
+def test_an_actor_gets_the_main_thread_once_the_one_before_has_left_it(
+    main: MainThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[Any] = []
+    waiting: list[Any] = []
+    cells: list[Any] = [SimpleNamespace(broken=None) for _ in range(2)]
+
+    def following() -> Any:
+        """Return what the main thread runs next; the reactor offers it the next actor."""
+        if len(ran) == len(cells):
+            return None
+        assert main.take(cells[len(ran)], ran.append)
+        assert not main.take(cells[0], ran.append), "one actor has it already"
+        return waiting.pop()
+
+    monkeypatch.setattr(main, "_next", SimpleNamespace(get=following, put=waiting.append))
+    monkeypatch.setattr(environments.current, "start_thread", lambda *_: None)
+    with pytest.raises(Ended):
+        main.run()
+    assert ran == cells

@@ -135,3 +135,11 @@ def test_what_a_process_left_that_was_killed_is_in_the_way_of_none(home: Path) -
     (home / "pymonarch").mkdir()
     (home / "pymonarch" / f"secret.{os.getpid()}").touch()
     assert len(find_secret()) == 32
+
+
+def test_a_job_that_was_ended_on_purpose_is_known_to_be(file: Path) -> None:
+    assert not secret.is_revoked(str(file))
+    for _ in range(2):  # by two scripts
+        secret.revoke(str(file))
+        assert secret.is_revoked(str(file))
+    assert file.exists()

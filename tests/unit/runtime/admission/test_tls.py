@@ -267,3 +267,24 @@ def test_no_host_replaces_the_files_of_another_or_of_the_ca(
     with pytest.raises(ValueError, match="a host cannot be called"):
         make_certificates(tmp_path / "new", hosts)
     assert not (tmp_path / "new").exists()
+
+
+def test_a_peer_that_closes_within_the_handshake_ends_it(
+    contexts: tuple[ssl.SSLContext, ssl.SSLContext], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        dialer = TlsSocket(near, contexts[0], "b")
+        far.shutdown(socket.SHUT_WR)
+        reads: list[int] = []
+        receive = dialer._receive
+
+        def counted() -> int:
+            assert not reads, "it reads on after the end"
+            reads.append(receive())
+            return reads[-1]
+
+        monkeypatch.setattr(dialer, "_receive", counted)
+        with pytest.raises(ssl.SSLError):
+            dialer.shake_hands()
+        assert reads == [0]

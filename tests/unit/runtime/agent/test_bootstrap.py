@@ -8,6 +8,7 @@ import subprocess
 import sys
 import types
 from types import SimpleNamespace
+from typing import NoReturn
 
 import pytest
 
@@ -82,3 +83,19 @@ def test_modules_of_the_program_are_dropped_at_the_exit(
     module = types.ModuleType(name)
     module.__file__ = file
     assert bootstrap._is_library(name, module) is is_library
+
+
+def test_what_multiprocessing_makes_is_in_the_scratch_folder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is removed with that folder, and it is set before any code of the program runs."""
+
+    class Given(Exception):
+        """The folder."""
+
+    def give(path: str) -> NoReturn:
+        raise Given(path)
+
+    monkeypatch.setattr(bootstrap, "give_multiprocessing", give)
+    with pytest.raises(Given, match="/tmp/of-this-process"):
+        bootstrap._serve({"scratch": "/tmp/of-this-process"}, -1, -1)

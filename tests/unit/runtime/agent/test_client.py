@@ -13,6 +13,7 @@ from monarch._engine.base.verdict import FAILED, INFRASTRUCTURE, Verdict
 from monarch._engine.launch import helper
 from monarch._engine.launch.cores import THREADS
 from monarch._engine.runtime.agent import client
+from monarch.actor import endpoint
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["not set", "set"])
@@ -110,3 +111,42 @@ def test_the_exit_of_the_agent_is_awaited_for_the_grace_and_no_longer(
         assert done == [("poll", 5.0), ("wait", 5.0)]
     else:
         assert done == [("poll", 5.0), ("wait", 0.0), "kill", ("wait", None)]
+
+
+@pytest.mark.parametrize("is_agent", [False, True])
+def test_an_agent_that_is_silent_is_killed_and_its_procs_are_given_up(
+    monkeypatch: pytest.MonkeyPatch, is_agent: bool
+) -> None:
+    done: list[Any] = []
+    proc: Any = SimpleNamespace(
+        hostname="here",
+        agent=object() if is_agent else None,
+        bury_everyone=done.append,
+        lose=lambda link, error: done.append((link, error)),
+    )
+    process = SimpleNamespace(pid=7, kill=lambda: done.append("killed"))
+    monkeypatch.setattr(client, "_current", proc)
+    monkeypatch.setattr(client, "_agent_process", process)
+    monkeypatch.setattr(client, "why_silent", lambda pid, timeout: f"{pid} silent for {timeout} s")
+    monkeypatch.setattr(client.environments.current, "wall_time", lambda: 5.0)
+    client._agent_is_silent(3.0, [])
+    if is_agent:
+        assert done == ["killed", (proc.agent, "7 silent for 3.0 s")]
+        proc.agent_lost("the connection was closed")
+        verdict = Verdict(FAILED, "7 silent for 3.0 s", INFRASTRUCTURE, "here", 0, 5.0)
+        assert done[2:] == [verdict]
+    else:
+        assert done == [], "it has exited"
+
+
+def test_launchers_load_the_event_loop_if_an_endpoint_is_async(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client, "_async_actors", False)
+
+    async def fetch(_: Any) -> None: ...
+
+    endpoint(lambda _: None)
+    assert not client._async_actors
+    endpoint(fetch)
+    assert client._async_actors

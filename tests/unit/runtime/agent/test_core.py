@@ -476,3 +476,11 @@ def test_the_answer_to_a_guest_that_is_new_here_goes_to_its_host() -> None:
     outside.run()
     ((host, answer),) = outside.said
     assert (host, answer["to"], exits(answer["notice"])) == ("there", B, [A])
+
+
+def test_home_tells_every_host_of_the_loss_of_one() -> None:
+    outside = Outside()
+    outside.spawn(A, host="there")
+    outside.core.session_lost("there", "nothing arrived from it", farewell=False)
+    ((_, message),) = [said for said in outside.said if said[0] == "*"]
+    assert (message["op"], message["host"]) == ("lost", "there")

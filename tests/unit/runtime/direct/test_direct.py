@@ -665,3 +665,19 @@ def test_what_cannot_have_been_confirmed() -> None:
     assert sent.rest(3) == b""
     with pytest.raises(ProtocolError):
         sent.rest(2)
+
+
+def test_data_that_a_socket_has_read_ahead_is_read_without_an_event() -> None:
+    """It is no longer in the kernel, so the reactor would wait for ever."""
+    with pair() as (left, right):
+        connect(left, right)
+        direct = left.direct
+        assert not direct.pending(), "a plain socket reads nothing ahead"
+        direct._ahead = SimpleNamespace(pending=lambda: True)  # type: ignore[assignment]
+        assert direct.pending()
+        direct.held = True
+        assert not direct.pending()
+        direct.held = False
+        left.step_connection()
+        assert left.directs._read in [function for function, *_ in left.reactor.soon]
+        left.reactor.soon.clear()

@@ -104,12 +104,14 @@ def test_a_connection_that_the_dialer_does_not_use_replaces_none(world: World) -
 
 def test_a_connection_on_which_the_dialer_sends_replaces_the_present_one(world: World) -> None:
     _, old = world.connect()
+    watched = old.fileno()
     world.send(world.dialer, b"one")
     world.connect()
     for sender in (world.dialer, world.listener):
         world.send(sender, b"two")
     assert world.listener.connections == world.dialer.connections == 2
     assert old.fileno() == -1
+    assert watched not in world.reactor._callbacks
 
 
 def test_a_connection_that_waits_to_be_used_is_closed_with_the_session(world: World) -> None:
@@ -204,3 +206,14 @@ def test_a_message_that_fails_takes_none_of_its_packets_with_it(
     world.reactor.run()
     assert got == messages
     assert "this message cannot be handled" in capsys.readouterr().err
+
+
+def test_the_peer_hears_of_a_pause_though_nothing_else_is_sent(world: World) -> None:
+    world.connect()
+    world.send(world.dialer, b"one")
+    world.send(world.listener, b"one")
+    world.listener.link.pause(LANE)
+    for _ in range(3):  # rounds: it is sent, and it arrives
+        world.reactor.call_soon(world.reactor.stop)
+        world.reactor.run()
+    assert world.dialer.link._channel._lanes._lane(LANE).paused

@@ -155,23 +155,31 @@ def test_a_copy_of_an_order_goes_before_the_next_message_unless_it_has_arrived(
     assert sent == [*([] if is_confirmed else ["spawn"]), "left", "left"]
 
 
+@pytest.mark.parametrize("ends", [True, False])
 @pytest.mark.parametrize(
     ("near", "far", "waits"), [(1, 2, True), (1, 3, False), (4, 2, False), (2, 1, False)]
 )
 def test_a_report_of_an_exit_waits_for_the_last_words_of_that_process(
-    near: int, far: int, waits: bool
+    near: int, far: int, waits: bool, ends: bool
 ) -> None:
-    """It is for process 1 and about process 2, and waits for their tunnels alone."""
+    """It is for process 1 and about process 2, and waits for their tunnels alone.
+
+    If a tunnel does not end, the report does not wait for ever.
+    """
     here = Receiver()
     handled: list[str] = []
     here.peer._agent.from_peer_host = lambda _, message: handled.append(message["op"])  # type: ignore[method-assign]
-    here.peer._agent.reactor = SimpleNamespace(call_later=lambda *_: None)  # type: ignore[assignment]
+    late: list[Any] = []
+    here.peer._agent.reactor = SimpleNamespace(call_later=lambda _, call: late.append(call))  # type: ignore[assignment]
     tunnel: Any = SimpleNamespace(lane=7, near=near, far=far)
     here.peer.tunnels[7] = tunnel
     notice = {"op": "gone", "procs": [[2, "failed", "it died"]]}
     here.peer._handle({"op": "notice", "to": 1, "notice": notice})
     assert handled == ([] if waits else ["notice"])
-    here.peer._tunnel_closed(tunnel)
+    if ends:
+        here.peer._tunnel_closed(tunnel)
+    for call in late if waits else []:
+        call()
     assert handled == ["notice"]
 
 
@@ -210,3 +218,11 @@ def test_a_silent_host_is_dialed_again_until_something_arrives(
     timers.pop()()
     assert len(tries) == 2
     assert timers == []
+
+
+def test_a_heartbeat_goes_to_the_failure_detector() -> None:
+    peer = Receiver().peer
+    heard: list[Any] = []
+    peer._agent.monitor = SimpleNamespace(on_heartbeat=lambda *args: heard.append(args))  # type: ignore[assignment]
+    peer.heartbeat(b"beat")
+    assert heard == [(peer, b"beat")]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,3 +37,26 @@ def test_small_messages_stay_in_order_with_others(
             frames = FrameReader(1 << 20, "").feed(memoryview(data))
             order += [frame.dest for frame in frames]
     assert order == [1, 2, 3, 4]
+
+
+def test_a_tunnel_that_ends_again_leaves_the_descriptor_to_others() -> None:
+    """Its number may have been given to another connection by then."""
+    forgotten: list[int] = []
+    nothing: Any = SimpleNamespace(drop_holder=lambda _: None, drop=lambda _: None)
+    relay: Any = SimpleNamespace(
+        opened=lambda _: None, attached=lambda _: None, closed=lambda _: None, repeated=lambda _: []
+    )
+    reactor: Any = SimpleNamespace(register=lambda *_: None, unregister=forgotten.append)
+    session: Any = SimpleNamespace(send=lambda *_: True)
+    way: Any = None
+    tunnel = Tunnel(
+        relay, way, reactor, session, 5, 1, 2, nothing, nothing, 1 << 20, None, ours=True
+    )
+    ours, its = socket.socketpair()
+    fd = ours.fileno()
+    tunnel.attach(ours)
+    tunnel._end()
+    assert forgotten == [fd]
+    tunnel.close("the other proc closed its end")
+    assert forgotten == [fd]
+    its.close()

@@ -317,6 +317,17 @@ def test_a_readable_descriptor_is_reported_until_it_is_forgotten(reactor: Reacto
     os.close(write)
 
 
+def test_a_wait_that_does_not_see_a_new_descriptor_is_ended(reactor: Reactor) -> None:
+    """A wait with `poll` is for the descriptors that were there when it began."""
+    read, write = os.pipe()
+    reactor._waiting = True
+    reactor.register(read, lambda _: None)
+    assert reactor._woken is not reactor._sees_changes
+    reactor.unregister(read)
+    os.close(read)
+    os.close(write)
+
+
 def test_room_to_write_is_reported_when_asked_for(running: Reactor) -> None:
     import socket
 

@@ -132,3 +132,16 @@ def test_a_request_after_an_agent_was_given_up_is_watched_too(process: Any) -> N
         process.timers.pop()()
         watch.give_up("it did not answer")
     assert given_up == [[5], [6]]
+
+
+def test_an_agent_after_one_that_was_given_up_is_watched_in_its_turn(process: Any) -> None:
+    given_up: list[Any] = []
+    process.agent_silent = lambda timeout, uids: given_up.append(uids)
+    watch = AgentWatch(process)
+    watch.requested({"op": "spawn", "procs": [{"uid": 3}]})
+    process.timers.pop()()
+    watch.give_up("nothing arrived from it")
+    assert given_up == [[3]]
+    watch.requested({"op": "kill", "uids": [4]})
+    process.timers.pop()()
+    assert len(process.looks) == 2

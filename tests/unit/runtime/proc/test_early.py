@@ -43,3 +43,14 @@ def test_a_message_that_comes_when_those_before_it_expire_is_not_lost() -> None:
         return run
 
     assert explore(make, 1) > 10
+
+
+def test_an_actor_that_was_spawned_meanwhile_has_the_message_at_once() -> None:
+    """The reactor looks for the actor before it holds the message for it."""
+    got: list[Any] = []
+    cell = SimpleNamespace(uid=ACTOR, put=lambda *message: got.append(message))
+    early = EarlyMessages(SimpleNamespace(cells={ACTOR: cell}))  # type: ignore[arg-type]
+    link: Any = object()
+    call = Frame(CALL, 0, ACTOR, 0, 0, 0, b"", b"")
+    assert early.keep(link, call)
+    assert got == [(link, call)]

@@ -55,6 +55,7 @@ def test_each_name_keeps_its_link_until_the_process_ends(proc: Proc, ends: Any) 
     assert sorted(map(id, lost)) == sorted(map(id, (old, new)))
     assert proc.every_link() == [proc.local]
     assert isinstance(proc.link_to(OLD), LostLink)
+    assert proc.link_to(OLD).uid == NEW
 
 
 def test_a_process_that_connected_at_the_same_time_is_read_on_both(proc: Proc, ends: Any) -> None:
