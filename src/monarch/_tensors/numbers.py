@@ -321,8 +321,8 @@ class Numbers:
                 found = self._equal[key] = name, aliases.known
             else:  # what is made of equal values is equal, and computed once
                 name = f"{constant}.known"
-                unequal = f"{name} is not {found[0]} and not same({name}, {found[0]})"
-                self._lines.append(f"if {unequal}: return None")
+                unequal = f"{name} is None or not same({name}, {found[0]})"
+                self._lines.append(f"if {name} is not {found[0]} and ({unequal}): return None")
             self._states[aliases] = found
             self._outer[aliases] = constant, found[0]
         return found

@@ -79,7 +79,8 @@ def test_a_process_whose_reactor_has_stopped_exits_by_its_main_thread(
 
 
 @pytest.fixture
-def main() -> Iterator[MainThread]:
+def main(monkeypatch: pytest.MonkeyPatch) -> Iterator[MainThread]:
+    monkeypatch.setattr(main_thread, "leave_out_callers", lambda: None)
     handler = signal.getsignal(signal.SIGURG)
     proc: Any = SimpleNamespace(reactor=SimpleNamespace(run=lambda: None))
     yield MainThread(proc, finalise)
