@@ -272,6 +272,7 @@ PROGRAMS = (
     ),
     # torchmonarch reduces on GPUs only: on a CPU its client ends.
     Program("tensor_reduce", engines=(OURS,), timeout=120),
+    Program("tensor_train", engines=(OURS,), timeout=180),
     *(Program("cores", count, engines=(OURS,)) for count in ("2", "4")),
     Program("import_time"),
 )
@@ -410,6 +411,33 @@ TENSOR_ROWS = (
             limit=0.3e-3,
         )
         for size, words in REDUCED.items()
+    ),
+    *(
+        Row(
+            f"tensor_train_{figure}",
+            f"step of a GPT of tiny layers, {words}",
+            "tensor_train",
+            figure,
+            MILLISECONDS,
+            limit=limit,
+            share=Share("plain", "plain torch", at_least),
+        )
+        for figure, words, limit, at_least in (
+            ("step_issued", "issued", None, 1 / 4),
+            ("compiled_issued", "compiled, issued", 0.2e-3, 0.0),
+            ("compiled", "compiled and executed", None, 0.0),
+        )
+    ),
+    *(
+        Row(
+            f"tensor_{figure}",
+            f"data-parallel step of two procs{words}",
+            "tensor_train",
+            figure,
+            MILLISECONDS,
+            share=Share("ddp", "DistributedDataParallel under torchrun", 1 / 1.1),
+        )
+        for figure, words in (("data", ""), ("data_compiled", ", compiled"))
     ),
     *(
         Row(

@@ -2,15 +2,15 @@
 
 `small`: a step of a 12-block GPT of tiny layers, forward, backward and SGD: 1,272 operations, so it
 measures what the script and the process spend on each. It runs in plain torch and on a mesh of one
-process. `issued` is the script's time, `step` the time until the process has done it.
+process, there as it is and compiled. `issued` is the script's time of a step, the others are until
+the process has done it.
 
 `data`: six layers of 512 with a batch of 64 in two processes: 6 MB of gradients are averaged in
-each step. All processes compute with one thread. The two ways take turns.
+each step, as it is and compiled. All processes compute with one thread. All ways take turns.
 """
 
 import subprocess
 import sys
-from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -47,23 +47,32 @@ def step(model: torch.nn.Module, optimizer: Any, x: torch.Tensor) -> torch.Tenso
     return loss.detach()
 
 
-class Small:
-    """The small model where it is made: in the script, or on a mesh."""
+class Training:
+    """Training of a model where it is made: in the script, or on a mesh."""
 
-    def __init__(self) -> None:
-        self.model = torch.nn.Sequential(*[Block(16, 2) for _ in range(12)])
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
-        self.x = torch.rand(1, 4, 16)
+    def __init__(self, model: torch.nn.Module, x: torch.Tensor, compiled: Any = None) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+        def once(x: torch.Tensor) -> torch.Tensor:
+            return step(model, optimizer, x)
+
+        self.once = once if compiled is None else compiled(once)
+        self.x = x
 
     def run(self, done: Any) -> tuple[float, float]:
         """Return the seconds of issuing a step, and of a step."""
-        done(step(self.model, self.optimizer, self.x))
+        for _ in range(4):  # a compiled one is recorded, and verified
+            done(self.once(self.x))
         started = perf_counter()
         for _ in range(STEPS):
-            loss = step(self.model, self.optimizer, self.x)
+            loss = self.once(self.x)
         issued = perf_counter() - started
         done(loss)
         return issued / STEPS, (perf_counter() - started) / STEPS
+
+
+def small() -> torch.nn.Module:
+    return torch.nn.Sequential(*[Block(16, 2) for _ in range(12)])
 
 
 def layers() -> torch.nn.Module:
@@ -111,43 +120,42 @@ def main() -> None:
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
     )
     assert other.stdin is not None
-    assert other.stdout is not None
-    figures: dict[str, Any] = {"plain": [], "issued": [], "mesh": [], "ddp": [], "data": []}
-    plain = Small()
     one, two = (this_host().spawn_procs({"gpus": count}) for count in (1, 2))
 
     def done(loss: torch.Tensor) -> None:
         monarch.fetch_shard(loss).result()
 
-    with one.activate():
-        far = Small()
-    with two.activate():
-        model = data_parallel(layers(), "gpus")
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        x = torch.rand(64, 512)
-        monarch.remote(torch.set_num_threads, propagate="inspect")(1)
-    for number in rounds(SECONDS, at_least=4):
-        near = plain.run(float)
-        with one.activate():
-            issued, whole = far.run(done)
+    def theirs() -> float:
+        assert other.stdin is not None
+        assert other.stdout is not None
         other.stdin.write("\n")
         other.stdin.flush()
-        theirs = float(other.stdout.readline())
+        return float(other.stdout.readline())
+
+    plain = Training(small(), torch.rand(1, 4, 16))
+    with one.activate():
+        far = [Training(small(), torch.rand(1, 4, 16), c) for c in (None, monarch.compile)]
+    with two.activate():
+        averaged = [
+            Training(data_parallel(layers(), "gpus"), torch.rand(64, 512), c)
+            for c in (None, monarch.compile)
+        ]
+        monarch.remote(torch.set_num_threads, propagate="inspect")(1)
+    taken: dict[str, list[float]] = {}
+    for number in rounds(SECONDS, at_least=4):
+        now = {"plain": plain.run(float)[1], "ddp": theirs()}
+        with one.activate():
+            for name, each in zip(("step", "compiled"), far, strict=True):
+                now[f"{name}_issued"], now[name] = each.run(done)
         with two.activate():
-            done(step(model, optimizer, x))
-            started = perf_counter()
-            for _ in range(STEPS):
-                loss = step(model, optimizer, x)
-            done(loss)
-            ours = (perf_counter() - started) / STEPS
+            for name, each in zip(("data", "data_compiled"), averaged, strict=True):
+                now[name] = each.run(done)[1]
         if number:
-            for name, value in zip(figures, (near[1], issued, whole, theirs, ours), strict=True):
-                figures[name].append(value)
-    figures["issued_ratio"] = median(figures["issued"]) / median(figures["plain"])
-    figures["data_ratio"] = median(figures["data"]) / median(figures["ddp"])
+            for name, value in now.items():
+                taken.setdefault(name, []).append(value)
     other.stdin.close()
     other.wait(30)
-    emit(**figures)
+    emit(**taken)
     one.stop().get()
     two.stop().get()
 
