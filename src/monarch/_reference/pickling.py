@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import sys
+from collections import ChainMap
 from collections.abc import Callable, Iterable
 from pickle import Unpickler
 from typing import TYPE_CHECKING, Any
@@ -45,6 +46,7 @@ class _Pickler(_ByValuePickler):
     """The pickler of `flatten`."""
 
     _dispatch_table: dict[type, Callable[[Any], Any]] = {}  # noqa: RUF012 - programs write to it
+    dispatch_table = ChainMap(_dispatch_table, _ByValuePickler.dispatch_table)
 
     def __init__(self, filter: Callable[[Any], object], file: Any) -> None:
         super().__init__(file, 5, None)
@@ -121,9 +123,9 @@ def flatten(obj: Any, filter: Callable[[Any], object]) -> tuple[list[Any], Buffe
 def unflatten(data: Any, values: Iterable[Any]) -> Any:
     """Unpickle what `flatten` has pickled, with the next of `values` for each part that it saved.
 
-    `data` is bytes, or a frozen buffer. Raises ValueError if there are too few values.
+    `data` is bytes, or a buffer. Raises ValueError if there are too few values.
     """
-    return _Unpickler(data, values).load()
+    return _Unpickler(data.freeze() if isinstance(data, Buffer) else data, values).load()
 
 
 class PicklingState:

@@ -164,6 +164,21 @@ def test_a_codec_of_flatten_is_none_of_messages(single):
         del native_pickle._Pickler._dispatch_table[Plain]
 
 
+@pytest.mark.ours("there a buffer has to be frozen")
+def test_a_codec_in_the_table_of_flatten_is_none_of_cloudpickle():
+    import cloudpickle
+
+    from monarch._src.actor import pickle as native_pickle
+
+    native_pickle._Pickler.dispatch_table[Plain] = lambda plain: (str, ("reduced",))
+    try:
+        assert isinstance(cloudpickle.loads(cloudpickle.dumps(Plain())), Plain)
+        saved, buffer = native_pickle.flatten([Plain()], lambda part: False)
+        assert native_pickle.unflatten(buffer, saved) == ["reduced"]
+    finally:
+        del native_pickle._Pickler.dispatch_table[Plain]
+
+
 def test_an_object_is_taken_apart_into_its_storages(single):
     """verl copies them into one piece of shared memory; references to actors stay as they are."""
     torch = pytest.importorskip("torch")
