@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import monarch
 from monarch.cli import COMMANDS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cheat_sheet.md"
@@ -25,7 +26,7 @@ def codes() -> list[str]:
 
 def known() -> set[str]:
     """Return the public names, and those of the members of public classes."""
-    names = {*dir(builtins)}
+    names = {*dir(builtins), *dir(monarch), *dir(importlib.import_module("monarch.parallel"))}
     for module in MODULES.split():
         loaded = importlib.import_module(f"monarch.{module}")
         for name in loaded.__all__:

@@ -15,7 +15,7 @@ import sys
 from collections import ChainMap
 from collections.abc import Callable, Iterable
 from pickle import Unpickler
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, cast
 
 from monarch import _spi
 from monarch._reference.buffers import Buffer
@@ -46,7 +46,9 @@ class _Pickler(_ByValuePickler):
     """The pickler of `flatten`."""
 
     _dispatch_table: dict[type, Callable[[Any], Any]] = {}  # noqa: RUF012 - programs write to it
-    dispatch_table: ClassVar[Any] = ChainMap(_dispatch_table, _ByValuePickler.dispatch_table)
+    dispatch_table = ChainMap(  # noqa: RUF012 - programs write to it
+        _dispatch_table, cast("dict[type, Any]", _ByValuePickler.dispatch_table)
+    )
 
     def __init__(self, filter: Callable[[Any], object], file: Any) -> None:
         super().__init__(file, 5, None)

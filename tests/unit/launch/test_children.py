@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -101,4 +102,7 @@ def test_an_orphan_is_killed_at_once_or_after_the_time_that_it_has_to_clean_up(
 )
 def test_a_process_that_cleans_up_after_others_has_time_for_it(command: str, grace: float) -> None:
     with subprocess.Popen([command], executable="cat", stdin=subprocess.PIPE) as started:
+        line = Path(f"/proc/{started.pid}/cmdline")
+        while not line.read_bytes().startswith(command.encode()):
+            pass  # the kernel is about to show the new command
         assert children._grace(started.pid) == grace
