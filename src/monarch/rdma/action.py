@@ -110,13 +110,13 @@ class RDMAAction:
         future = submit(self._ops, seconds)
 
         def settle() -> None:
+            self._next()  # before the caller learns of the end, and may change the action
             try:
                 future.get(0)
             except RdmaError as error:
                 promise.fail(error)
             else:
                 promise.resolve(None)
-            self._next()
 
         future._notify(settle)
 
