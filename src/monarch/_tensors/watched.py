@@ -20,6 +20,7 @@ from monarch._tensors.numbers import Number, Numbers
 __all__ = ["Watched"]
 
 _DEPTH = 3
+_LONGEST = 1000  # items of a container that is looked into
 _PLAIN = frozenset({int, float, bool, str, type(None)})
 
 
@@ -65,6 +66,8 @@ class Watched:
             self._modules += value.modules()
         elif isinstance(value, torch.optim.Optimizer):
             self.optimizers.append(value)
+        elif isinstance(value, list | tuple | dict) and len(value) > _LONGEST:
+            return  # data
         elif depth and isinstance(value, list | tuple):
             for item in value:
                 self._look(item, depth - 1)
