@@ -29,7 +29,6 @@ from monarch._tensors.numbers import Number, plain
 from monarch._tensors.propagate import NeedsShape, NeedsValue, plan_of_operator, written_leaves
 from monarch._tensors.script_value import are_known, follow, is_computable, learn
 from monarch._tensors.stream import main
-from monarch._tensors.tape import open_collections
 from monarch._tensors.tensor import Tensor, new_tensor
 from monarch._tensors.torch_operator import name_of
 from monarch._tensors.where import here
@@ -263,19 +262,16 @@ def dispatch(function: Any, args: Any, kwargs: dict[str, Any], mesh: DeviceMesh 
         for number in written:
             if not tensors[number]._aliases.writable:
                 raise explain(function, args, kwargs, mesh, place, plan)
-    session = recording() if open_collections else None
-    if session is not None and session.numbers.concerns(tensors):
+    if is_known and plan.is_computable:
         where = here()
-        return session.numbers.follow(
-            *(plan, *given, tensors),
-            lambda: issue(plan, place, tensors, operands, where),
-        )
-    if is_known and plan.is_computable and session is None:
-        where = here()
-        return follow(
-            *(plan, args, kwargs, tensors),
-            lambda: issue(plan, place, tensors, operands, where),
-        )
+        session = recording()
+
+        def issued() -> Any:
+            return issue(plan, place, tensors, operands, where)
+
+        if session is None:
+            return follow(plan, args, kwargs, tensors, issued)
+        return session.numbers.follow(plan, *given, tensors, issued) if tensors else issued()
     return issue(plan, place, tensors, operands, here())
 
 
@@ -481,18 +477,11 @@ def _with_numbers(
     return pytree.tree_map(moved, args), pytree.tree_map(moved, kwargs)
 
 
-def _answered(
-    function: Any,
-    args: Any,
-    kwargs: dict[str, Any],
-    tensors: Sequence[Tensor],
-    place: Place,
-    error: Exception | None,
-) -> Any:
-    """Return what an operator returns that needs values of distributed tensors in the script."""
+def _answered(*call: Any) -> Any:
+    """Return what an operator returns that needs values in the script; see `answer.answer`."""
     from monarch._tensors.answer import answer
 
-    return answer(function, args, kwargs, tensors, place, error)
+    return answer(*call)
 
 
 def _resize(tensor: Tensor, metadata: Any) -> None:

@@ -307,10 +307,15 @@ class Numbers:
     # -- tensors whose values the script knows ----------------------------------------------------
 
     def _state(self, tensor: Tensor) -> _State | None:
-        """Return the storage of a tensor in the lines, and its data at the recording."""
+        """Return the storage of a tensor in the lines, and its data at the recording.
+
+        None if these are not known: whatever else writes to a tensor makes it so.
+        """
         aliases = tensor._aliases
+        if aliases.known is None:
+            return None
         found = self._states.get(aliases)
-        if found is None and aliases.known is not None:
+        if found is None:
             constant = self._constant(aliases)
             key = tensor._meta.dtype, *_content(aliases.known)
             found = self._equal.get(key)
@@ -327,18 +332,6 @@ class Numbers:
             self._outer[aliases] = constant, found[0]
         return found
 
-    def concerns(self, tensors: Sequence[Tensor]) -> bool:
-        """Whether one of these tensors may have a value that the script knows."""
-        for tensor in tensors:
-            if tensor._aliases.known is not None or tensor._aliases in self._states:
-                return True
-        return False
-
-    def forget(self, aliases: Aliases) -> None:
-        """Take note that the function has written something else to a storage."""
-        self._states.pop(aliases, None)
-        self._outer.pop(aliases, None)
-
     def follow(
         self,
         plan: Plan,
@@ -347,21 +340,13 @@ class Numbers:
         tensors: Sequence[Tensor],
         issue: Callable[[], Any],
     ) -> Any:
-        """Issue an operation; if all its tensors are known, each call computes it."""
-        states = [self._state(tensor) for tensor in tensors]
-        known = [tensor._aliases.known for tensor in tensors]
+        """Issue an operation whose tensors are known; each call computes it."""
+        storages = {tensor._aliases: cast("_State", self._state(tensor)) for tensor in tensors}
+        known = {aliases: aliases.known for aliases in storages}
         result = issue()
-        for tensor, storage in zip(tensors, known, strict=True):
-            if storage is not None and tensor._aliases.known is None:
-                tensor._aliases.know(storage)  # the recording has written nothing yet
-        if not plan.is_computable or any(state is None for state in states):
-            for number in plan.written:
-                self.forget(tensors[number]._aliases)
-            return result
-        storages: dict[Aliases, _State] = {
-            tensor._aliases: cast("_State", state)
-            for tensor, state in zip(tensors, states, strict=True)
-        }
+        for aliases, storage in known.items():
+            if aliases.known is None:
+                aliases.know(storage)  # the recording has written nothing yet
         written = list(dict.fromkeys(tensors[number]._aliases for number in plan.written))
         names = {aliases: name for aliases, (name, _) in storages.items()}
         marked = names | {a: f"{names[a]}!{number}" for number, a in enumerate(written)}
@@ -371,8 +356,9 @@ class Numbers:
             made = self._made[key] = self._computed(plan, args, kwargs, storages, written)
         fresh, new = made
         self._states.update(zip(written, fresh, strict=True))
-        if new is not None and type(result) is Tensor and result._aliases not in self._states:
+        if new is not None and type(result) is Tensor and result._aliases.known is None:
             self._states[result._aliases] = new
+            result._aliases.know(new[1])
         return result
 
     def _computed(
@@ -445,7 +431,7 @@ class Numbers:
         states = "".join(
             f"({constant}, {self._states[aliases][0]}), "
             for aliases, (constant, first) in self._outer.items()
-            if self._states[aliases][0] != first
+            if aliases.known is not None and self._states[aliases][0] != first
         )
         operands = "".join(f"{name}, " for name in self.operands)
         returned = f"return ({operands}), ({states}), ({''.join(self._effects)})"
@@ -464,8 +450,3 @@ class Numbers:
         assert self._run is not None
         with _disable_current_modes(), torch.no_grad():
             return self._run(leaves)
-
-    @property
-    def lines(self) -> list[str]:
-        """The lines, for a comparison of two recordings."""
-        return self._lines

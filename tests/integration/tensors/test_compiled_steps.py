@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from monarch import compile as compiled
-from monarch import inspect, no_mesh, to_mesh
+from monarch import inspect, no_mesh, reduce_, to_mesh
 from monarch.actor import this_host
 
 if TYPE_CHECKING:
@@ -83,9 +83,8 @@ def case(runs: int) -> Any:
     return add
 
 
-def trained(world: World, make: Any, each: Any = None) -> Callable[[int], Any]:
-    model, (x, y) = world.network(), world.data()
-    optimizer = make(model.parameters())
+def step_of(model: Any, optimizer: Any) -> Callable[[Any, Any], Any]:
+    """Return a step of a training."""
 
     def step(x: Any, y: Any) -> Any:
         optimizer.zero_grad()
@@ -94,7 +93,13 @@ def trained(world: World, make: Any, each: Any = None) -> Callable[[int], Any]:
         optimizer.step()
         return loss.detach()
 
-    run = world.compiled(step)
+    return step
+
+
+def trained(world: World, make: Any, each: Any = None) -> Callable[[int], Any]:
+    model, (x, y) = world.network(), world.data()
+    optimizer = make(model.parameters())
+    run = world.compiled(step_of(model, optimizer))
 
     def call(number: int) -> Any:
         result = run(x, y)
@@ -171,15 +176,7 @@ def clipping(world: World) -> Any:
 def other_shapes(world: World) -> Any:
     model = world.network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-
-    def step(x: Any, y: Any) -> Any:
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    run = world.compiled(step)
+    run = world.compiled(step_of(model, optimizer))
     batches = [world.data(rows=8), world.data(rows=5)]
     return lambda number: (run(*batches[number % 2]), list(model.parameters()))
 
@@ -314,6 +311,25 @@ def copies(make: Any) -> list[Any]:
 
 def inspect_all(result: Any) -> Any:
     return torch.utils._pytree.tree_map_only(torch.Tensor, inspect, result)
+
+
+@pytest.mark.parametrize(
+    "change", [lambda total, x: total.add_(x.sum()), lambda total, _x: reduce_(total, "gpus")]
+)
+def test_a_number_that_the_processes_have_changed_is_not_read_as_it_was(
+    change: Any, procs: ProcMesh
+) -> None:
+    with procs.activate():
+        total, x = torch.zeros(()), torch.rand(2)
+
+        @compiled
+        def scaled(x: Any) -> Any:
+            total.add_(1)
+            change(total, x)
+            return x * total.item()
+
+        with pytest.raises(NotImplementedError, match="fetching results"):
+            scaled(x)
 
 
 def test_what_changes_in_each_call_runs_uncompiled_after_a_warning(procs: ProcMesh) -> None:
